@@ -15,6 +15,7 @@ JOBS = (
     "distil_heads",
     "train_translation",
     "compare_translation",
+    "align_translation",
     "train_lstm_translation",
     "lexical_knowledge",
     "learn_to_copy",

@@ -13,8 +13,13 @@ replaced tokens (`rtd`, ELECTRA), and masked tokens with next sentences (`mlm+ns
 `--architecture` names another model of the catalogue. The demonstration times a few steps and trains for about four
 minutes, at least 400 and at most 800 steps; `--preset tiny` is the same without a time limit.
 
+With `--suppress_steps N`, a third model is kept from the patterns for N steps: the loss `avoid` pushes the same heads
+away from them, and then releases them. Chen et al. (2024, "Sudden Drops in the Loss") find that a short suppression of
+syntactic attention helps BERT.
+
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
-guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`. With `--head_dynamics N`,
+guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`; with `--suppress_steps`,
+`model_suppressed/`. With `--head_dynamics N`,
 confidence, entropy and relative positions of all heads are measured every N steps on a part of the evaluation text:
 `head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the values, and
 `checkpoints/RUN/head_dynamics.html` is a page in which a slider over the steps moves the grid of heads.
@@ -66,10 +71,10 @@ from .curves import crossing_line, drawn_log, early_crossing
 from .objectives import PRETRAINING_OBJECTIVES, Objective, Texts
 from .pictures import draw
 from .run import SUMMARY, Run, cpu_only, run_recipe, write_json
-from .summaries.pretrain_ag import PretrainSummary
+from .summaries.pretrain_ag import SUPPRESSED, PretrainSummary
 
 
-MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided"}
+MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided", SUPPRESSED: "model_suppressed"}
 TOKENIZER_TEXTS = 500_000  # with --streaming; a tokenizer learns little from more texts
 PROBE_EXAMPLES, PROBE_BATCH = 64, 16  # examples for --head_dynamics, and their batch size
 TRIAL_STEPS = 12
@@ -132,6 +137,11 @@ def pretraining_trainer(
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
     if config.guidance is None:
         run_args.guidance_weight = 0.0
+    elif name == SUPPRESSED:
+        args = objective.args
+        run_args.guidance_schedule, run_args.guidance_hold_steps = "hold", args.suppress_steps
+        if args.suppress_weight is not None:
+            run_args.guidance_weight = args.suppress_weight
     trainer = HeadwiseTrainer(model, run_args, **data, **objective.trainer_settings)
     show_progress(trainer, name)
     return trainer
@@ -272,6 +282,26 @@ def prepare(
     return config, data, facts
 
 
+def configs_of_runs(args: PretrainArguments, config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
+    """Configurations by run, from that of the guided one."""
+    configs = {"guided": config}
+    if args.compare:
+        configs["unguided"] = copy.deepcopy(config)
+        configs["unguided"].guidance = None
+    if args.suppress_steps is not None:
+        configs[SUPPRESSED] = copy.deepcopy(config)
+        configs[SUPPRESSED].guidance = {**config.guidance, "loss": "avoid"}
+    return configs
+
+
+def check_suppression(args: PretrainArguments, max_steps: int) -> None:
+    """Raises ValueError if heads would not be released before the last step."""
+    steps = args.min_steps if is_limited(args, max_steps) else max_steps
+    if args.suppress_steps is not None and args.suppress_steps >= steps:
+        which = "min_steps" if is_limited(args, max_steps) else "max_steps"
+        raise ValueError(f"suppress_steps={args.suppress_steps} must be below {which}={steps}.")
+
+
 def is_limited(args: PretrainArguments, max_steps: int) -> bool:
     """Whether `max_minutes` limits the steps; another `max_steps` replaces the limit of a preset."""
     preset = PRESETS[args.preset]
@@ -288,10 +318,9 @@ def main(args: PretrainArguments, training_args: PretrainTrainingArguments) -> d
     run = Run(args, training_args, PRESETS)
     with run.preparing():
         objective = PRETRAINING_OBJECTIVES[args.objective](args)
+        check_suppression(args, training_args.max_steps)
         config, data, facts = prepare(args, training_args, objective)
-    unguided = copy.deepcopy(config)
-    unguided.guidance = None
-    configs = {"guided": config, **({"unguided": unguided} if args.compare else {})}
+    configs = configs_of_runs(args, config)
     if is_limited(args, training_args.max_steps):
         training_args.max_steps = steps_within(args, run.folder, objective, configs.values(), training_args, **data)
     runs = {
@@ -311,6 +340,7 @@ def summarise(
     runs: dict[str, dict[str, Any]], objective: Objective, steps: int, facts: dict[str, Any]
 ) -> PretrainSummary:
     guided, crossing = runs["guided"], crossing_with_unguided(runs, objective)
+    suppressed = runs.get(SUPPRESSED)
     other_keys = {"history", "guidance_weight_initial", "num_parameters"}
     of_runs = {
         key.removeprefix(f"{objective.loss}_"): {name: run[key] for name, run in runs.items()}
@@ -326,8 +356,22 @@ def summarise(
         step_ratio=crossing[0] / steps if crossing else None,
         guidance_weight_initial=guided["guidance_weight_initial"],
         num_parameters=guided["num_parameters"],
+        **({} if suppressed is None else of_suppression(runs, objective)),
         **facts,
     )
+
+
+def of_suppression(runs: dict[str, dict[str, Any]], objective: Objective) -> dict[str, Any]:
+    """Values of the summary that only the suppressed run has."""
+    suppressed, crossing = runs[SUPPRESSED], crossing_with_unguided(runs, objective, SUPPRESSED)
+    return {
+        "suppressed_steps_to_unguided_final": crossing[0] if crossing else None,
+        "suppress_steps": objective.args.suppress_steps,
+        "suppress_weight": suppressed["guidance_weight_initial"],
+        "suppressed_attention": [
+            [entry["step"], entry["guidance_loss"]] for entry in suppressed["history"] if "guidance_loss" in entry
+        ],
+    }
 
 
 def eval_curve(run: dict[str, Any], objective: Objective) -> list[list]:
@@ -335,12 +379,14 @@ def eval_curve(run: dict[str, Any], objective: Objective) -> list[list]:
     return [[e["step"], e[objective.evaluated]] for e in run["history"] if objective.evaluated in e]
 
 
-def crossing_with_unguided(runs: dict[str, dict[str, Any]], objective: Objective) -> tuple[int, float] | None:
-    """Step and loss of the first guided evaluation at or below the final loss of the unguided run."""
+def crossing_with_unguided(
+    runs: dict[str, dict[str, Any]], objective: Objective, name: str = "guided"
+) -> tuple[int, float] | None:
+    """Step and loss of the first evaluation of a run at or below the final loss of the unguided run."""
     if "unguided" not in runs:
         return None
     final = runs["unguided"][f"{objective.loss}_loss_eval"]
-    return first_at_or_below(runs["guided"]["history"], final, objective.evaluated)
+    return first_at_or_below(runs[name]["history"], final, objective.evaluated)
 
 
 def publish(
@@ -372,7 +418,11 @@ def publish(
             page = (folder / "checkpoints" / name / TIMELINE).with_suffix(".html")
             timeline.save_page(page, f"{name} {title}")
     loss = f"{objective.loss_in_words} (nats, mean over {objective.mean_over})"
-    losses = {"guided": "guided attention heads", "unguided": "the stock loss, beside its guided twin"}
+    losses = {
+        "guided": "guided attention heads",
+        "unguided": "the stock loss, beside its guided twin",
+        SUPPRESSED: f"heads that were kept from their patterns for {objective.args.suppress_steps} steps",
+    }
     for name, run in runs.items():
         write_model_card(
             folder / MODEL_FOLDERS[name],
@@ -395,6 +445,9 @@ def print_report(runs: Iterable[str], summary: PretrainSummary, folder: Path) ->
     print("\n" + format_table(*summary.table("run", runs)) + "\n")
     if "unguided" in runs:
         print(crossing_line("The guided run", "the unguided one", summary.steps_to_unguided_final, summary.steps))
+        if SUPPRESSED in runs:
+            step = summary.suppressed_steps_to_unguided_final
+            print(crossing_line("The suppressed run", "the unguided one", step, summary.steps))
     print(f"Everything is in {folder}: {SUMMARY}, curves.png, {MODEL_FOLDERS['guided']}/.")
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,9 +23,9 @@ from ..data import embedded_translation, load_parallel, train_marian_tokenizer, 
 from ..data.tables import column_of_flag
 from ..models.head_sites import SITE_KINDS
 from ..models.ignored_labels import is_labelled
-from ..training import check_trainer_arguments, show_progress, train_from_newest
+from ..training import GuidanceCollator, check_trainer_arguments, show_progress, train_from_newest
 from .arguments.base import flag, refuse_flags
-from .arguments.translation import TextArguments, TranslationArguments
+from .arguments.translation import TextArguments, TransformerArguments
 from .run import cpu_only
 from .summaries.translation import CorpusFacts
 
@@ -73,6 +73,7 @@ class TranslationCorpus:
     tokenizer: PreTrainedTokenizerBase
     positions: int  # number of positions that a model needs for these texts
     bleu: BLEU
+    target_rows: dict[str, str] = field(default_factory=dict)  # of the targets, for [`GuidanceCollator`]
 
 
 def load_pairs(args: TextArguments) -> tuple[dict[str, Dataset], str]:
@@ -157,20 +158,22 @@ def drop_long_pairs(pairs: Dataset, max_length: int) -> Dataset:
     return pairs.select(short)
 
 
-def load_translation_corpus(args: TextArguments) -> tuple[TranslationCorpus, CorpusFacts]:
+def load_translation_corpus(
+    args: TextArguments, tokenize: Callable[[Dataset, PreTrainedTokenizerBase], Dataset] = tokenize_pairs
+) -> tuple[TranslationCorpus, CorpusFacts]:
     """Loads and tokenizes all text."""
     texts, name = load_pairs(args)
     tokenizer = train_shared_tokenizer(texts["train"], args.vocab_size)
     for side in ("source", "target"):
         warn_of_unknown(texts["validation"][side], tokenizer, f"the validation {side}")
-    train = drop_long_pairs(tokenize_pairs(texts["train"], tokenizer), args.max_length)
+    train = drop_long_pairs(tokenize(texts["train"], tokenizer), args.max_length)
     # Without this column, `group_by_length` loads every pair.
     train = train.add_column("length", list(map(len, train["input_ids"])))
     evaluation = {}
     for key in ("validation", "test"):
         words = texts.get(key, texts["validation"])
         words = words.take(min(args.max_eval_examples or len(words), len(words)))
-        pairs = tokenize_pairs(words, tokenizer)
+        pairs = tokenize(words, tokenizer)
         # Sentences of a batch end at about the same step of the search.
         order = np.argsort(-pair_lengths(pairs), kind="stable")
         evaluation[key] = words.select(order), pairs.select(order)
@@ -197,7 +200,9 @@ def load_translation_corpus(args: TextArguments) -> tuple[TranslationCorpus, Cor
 
 
 def prepare_translation_corpus(
-    args: TextArguments, training_args: TranslationTrainingArguments
+    args: TextArguments,
+    training_args: TranslationTrainingArguments,
+    tokenize: Callable[[Dataset, PreTrainedTokenizerBase], Dataset] = tokenize_pairs,
 ) -> tuple[TranslationCorpus, CorpusFacts]:
     """Calls [`load_translation_corpus`] in each process, after checks of the arguments."""
     check_trainer_arguments(training_args)
@@ -205,7 +210,7 @@ def prepare_translation_corpus(
         raise ValueError(f"max_steps must be at least 1, got {training_args.max_steps}.")
     # The main process fills the cache that the others read.
     with PartialState().main_process_first():
-        corpus, facts = load_translation_corpus(args)
+        corpus, facts = load_translation_corpus(args, tokenize)
     longest = training_args.generation_max_length
     if longest is not None and not 1 < longest <= corpus.positions:
         raise ValueError(
@@ -225,7 +230,7 @@ def parse_sites(name: str, text: str | None, default: dict | None = None) -> dic
     return value if isinstance(value, dict) and set(value) & set(SITE_KINDS) else {"encoder": value}
 
 
-def translation_config(args: TranslationArguments, corpus: TranslationCorpus, **heads: Any) -> HeadwiseMarianConfig:
+def translation_config(args: TransformerArguments, corpus: TranslationCorpus, **heads: Any) -> HeadwiseMarianConfig:
     """Configuration of a Transformer for a corpus; `heads` are settings of its attention heads."""
     tokenizer = corpus.tokenizer
     return HeadwiseMarianConfig(
@@ -268,10 +273,11 @@ def translation_trainer(
     for key, value in {"max_steps": steps, "gate_penalty": 0.0, **settings}.items():
         setattr(run_args, key, value)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
+    collator = DataCollatorForSeq2Seq(corpus.tokenizer, model=model)
     trainer = trainer_class(
         model,
         run_args,
-        data_collator=DataCollatorForSeq2Seq(corpus.tokenizer, model=model),
+        data_collator=GuidanceCollator(collator, rows=corpus.target_rows) if corpus.target_rows else collator,
         train_dataset=corpus.train,
         eval_dataset=corpus.validation,
         processing_class=corpus.tokenizer,

@@ -287,6 +287,19 @@ ROWS = (
         prints=("source     ", "reference  ", " guided ", "table.csv"),
     ),
     Row(
+        "align_translation",
+        f"{TRAINED} {PAIRS} {MARIAN} --eval_steps 2 --max_eval_examples 6",
+        bad={
+            "--units letters": "units must be words or tokens, got 'letters'",
+            "--guided_layer 1": "guided_layer must be below 1, got 1",
+        },
+        unreadable={**PAIRS_REFUSED, "--alignment_method best": "method must be one of intersection, union, "},
+        stops={4: 6},
+        models=("unguided", "guided"),
+        kept={"reference_alignments": ["forward.txt", "reverse.txt"], "guided_rows": "output", "units": "words"},
+        prints=("source     ", "reference  ", "guided   layer 0, head 0, input rows", "table.csv"),
+    ),
+    Row(
         "train_lstm_translation",
         f"{TRAINED} {PAIRS} --num_hidden_layers 2 --dropout 0.3 --eval_steps 2",
         bad={

@@ -278,6 +278,49 @@ def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batche
     assert summary["mlm_loss_train_mean_guided"] == summary["mlm_loss_train_mean_unguided"]
 
 
+@pytest.fixture(scope="module")
+def suppressed(tmp_path_factory, text):
+    """Runs with and without a suppressed model, and the folder of the first."""
+    folder = tmp_path_factory.mktemp("suppressed")
+    settings = {"max_steps": 40, "eval_steps": 10, "logging_steps": 1, "learning_rate": 0.02, "save_strategy": "no"}
+    suppressing = {"suppress_steps": 20, "suppress_weight": 50}
+    return folder / "with", *(
+        run(flags(folder / name, text, **settings, **own)) for name, own in (("with", suppressing), ("without", {}))
+    )
+
+
+def test_suppression_adds_a_third_model_and_changes_nothing_else(suppressed):
+    folder, summary, without = suppressed
+    assert undocumented(pretrain_ag, summary, LOSS=["mlm"]) == set()
+    added = {key for key in summary if key not in without}
+    assert added
+    assert all("suppress" in key for key in added)
+    changing = ("second", "command")
+    assert all(summary[key] == value for key, value in without.items() if not any(word in key for word in changing))
+    assert summary["mlm_loss_eval_suppressed"] not in (summary["mlm_loss_eval_guided"], None)
+    config = AutoModelForMaskedLM.from_pretrained(folder / "model_suppressed").config
+    assert config.guidance["loss"] == "avoid"
+    assert config.guided_heads() == AutoModelForMaskedLM.from_pretrained(folder / "model").config.guided_heads()
+    assert "suppressed" in (folder / "curves.svg").read_text()
+
+
+def test_heads_are_kept_from_their_patterns_and_then_released(suppressed):
+    folder, summary, _ = suppressed
+    history = json.loads((folder / "checkpoints/suppressed/run.json").read_text())["history"]
+    weights = {entry["step"]: entry["guidance_weight"] for entry in history if "guidance_weight" in entry}
+    assert all(weight == (50 if step <= 20 else 0) for step, weight in weights.items())
+    assert summary["suppress_weight"] == 50
+    attention = dict(summary["suppressed_attention"])
+    assert attention[20] < 0.7 * attention[1]
+
+
+def test_without_a_weight_of_its_own_suppression_has_that_of_guidance(tmp_path, text):
+    summary = run(flags(tmp_path / "run", text, compare="false", guidance_weight=0.3, suppress_steps=2))
+    assert summary["suppress_weight"] == summary["guidance_weight_initial"] == 0.3
+    assert summary["mlm_loss_eval_unguided"] is None
+    assert "suppressed_steps_to_unguided_final" not in summary
+
+
 def test_the_same_seed_gives_the_same_figures_and_another_one_others(tmp_path, text):
     first, second, other = (
         run(flags(tmp_path / name, text, compare="false", seed=seed)) for name, seed in (("1", 7), ("2", 7), ("3", 8))
@@ -538,6 +581,10 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"objective": "rtd", "generator": "big"}, "generator must be unigram or trained, got 'big'"),
         ({"objective": "mlm+nsp", "streaming": "true"}, "cannot use streaming=True"),
         ({"objective": "mlm+nsp", "packing": "false"}, "cannot use packing=False"),
+        ({"suppress_steps": 6}, "suppress_steps=6 must be below max_steps=6"),
+        ({"suppress_steps": 0}, "suppress_steps must be at least 1, got 0"),
+        ({"suppress_steps": 2, "suppress_weight": 0}, "suppress_weight must be greater than 0, got 0.0"),
+        ({"suppress_weight": 1}, "suppress_weight=1.0 needs --suppress_steps"),
         ({"OUTPUT": "other run"}, "already holds files"),
     ],
 )

@@ -79,6 +79,7 @@ RUNS = {
         f"{TRANSFORMER} --gate_steps 4 --finetune_steps 2 --keep 5 --gate_sites encoder decoder",
     ),
     "compared translation": ("compare_translation", 8, TRANSFORMER),
+    "aligned translation": ("align_translation", 8, TRANSFORMER),
     "LSTM translation": ("train_lstm_translation", 8, TRANSLATING),
     "words and attention of classes": ("lexical_knowledge", 8, f"{LEXICAL} {CLASSES} --frozen_beta"),
     "words and attention of translations": (

@@ -36,6 +36,7 @@ TRAINER_FLAGS = {
     ),
     "prune_heads": (*PUSH, *GATES, *EPOCHS),
     "compare_translation": ("bf16", *GUIDANCE, *TRANSLATION, "eval_strategy", "eval_steps"),
+    "align_translation": ("bf16", *GUIDANCE, *TRANSLATION, "eval_strategy", "eval_steps"),
     "train_translation": (*PUSH, "gate_penalty", *GATES, *TRANSLATION),
     "train_lstm_translation": (*PUSH, *TRANSLATION, "eval_steps"),
     "lexical_knowledge": (

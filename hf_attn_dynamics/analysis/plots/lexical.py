@@ -35,6 +35,7 @@ def plot_source_maps(
     path: str | Path | None = None,
     title: str = "",
     quantity: str | None = None,
+    heading: str = "Attention and lexical knowledge, word by word",
 ) -> Figure:
     """Heat maps over source words.
 
@@ -44,6 +45,7 @@ def plot_source_maps(
         title (`str`): Model and data; the figure itself says what it shows.
         quantity (`str`, *optional*): Name of the values, which are then drawn as they are, on a scale from 0 to the
             largest one. By default, each row is divided by its largest value.
+        heading (`str`): What the figure shows, the first line of its title.
 
     Returns:
         `matplotlib.figure.Figure`
@@ -58,7 +60,7 @@ def plot_source_maps(
     # As wide as a page on which the tokens can be read.
     cell = min(0.34, (8.6 - 1.1 * columns) / sum(lengths))
     if cell < 0.17 and columns > 1:
-        return plot_source_maps([[panel] for line in panels for panel in line], path, title, quantity)
+        return plot_source_maps([[panel] for line in panels for panel in line], path, title, quantity, heading)
     widths = [0.9 + cell * length for length in lengths]
     heights = [1.35 + max(cell, 0.17) * max(len(panel.rows) for panel in line) for line in panels]
     ratios = {"width_ratios": widths, "height_ratios": heights}
@@ -88,4 +90,4 @@ def plot_source_maps(
     bar.set_label(textwrap.fill(label, int(11 * height)), fontsize=9)  # not longer than the bar
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
-    return finish_figure(figure, path, title, "Attention and lexical knowledge, word by word")
+    return finish_figure(figure, path, title, heading)

@@ -102,6 +102,14 @@ class PretrainArguments(PublishArguments, SizeArguments, TextDataArguments):
     guidance_heads: str | None = flag(
         None, 'Heads of each pattern as JSON, instead of a fraction: {"next": [0], "first": [1, 2]}.'
     )
+    suppress_steps: int | None = flag(
+        None,
+        "Also train a third model whose guided heads are pushed away from their patterns for this many steps (loss "
+        "avoid), and then released.",
+    )
+    suppress_weight: float | None = flag(
+        None, "Weight α of the loss that pushes heads away; guidance_weight by default."
+    )
     guidance_reduction: str = flag("row_mean", "Reduction of the guidance loss: row_mean, paper or code.")
 
     def __post_init__(self):
@@ -113,7 +121,11 @@ class PretrainArguments(PublishArguments, SizeArguments, TextDataArguments):
         if self.generator not in (None, *GENERATORS):
             raise ValueError(f"generator must be {' or '.join(GENERATORS)}, got {self.generator!r}.")
         check_sources(self)
-        self.check_at_least(1, "num_key_value_heads", "min_steps")
+        self.check_at_least(1, "num_key_value_heads", "min_steps", "suppress_steps")
+        if self.suppress_weight is not None:
+            if self.suppress_steps is None:
+                raise ValueError(f"suppress_weight={self.suppress_weight} needs --suppress_steps.")
+            self.check_positive("suppress_weight")
         if self.head_dynamics is not None and self.head_dynamics < 0:
             raise ValueError(
                 f"head_dynamics must be a number of steps, or 0 for no measurements, got {self.head_dynamics}."

@@ -91,15 +91,10 @@ class TextArguments(PublishArguments, HubDataArguments):
 
 
 @dataclass
-class TranslationArguments(TextArguments):
+class TransformerArguments(TextArguments):
     """Flags of a translation Transformer and its text; [`TranslationTrainingArguments`] has those of training."""
 
     preset: str = flag("numerals", f"Sizes and training settings: {', '.join(SIZES)}.")
-    guidance: str | None = flag(
-        None,
-        'Guidance of the heads as JSON: {"fraction": 0.5} in the encoder, {} for its defaults, or '
-        '{"encoder": …, "decoder": …, "cross": …}.',
-    )
 
     encoder_layers: int = flag(2, "Number of encoder layers.")
     decoder_layers: int = flag(2, "Number of decoder layers.")
@@ -124,3 +119,14 @@ class TranslationArguments(TextArguments):
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(self, name)}.")
+
+
+@dataclass
+class TranslationArguments(TransformerArguments):
+    """Flags of a translation Transformer whose heads can be guided to patterns."""
+
+    guidance: str | None = flag(
+        None,
+        'Guidance of the heads as JSON: {"fraction": 0.5} in the encoder, {} for its defaults, or '
+        '{"encoder": …, "decoder": …, "cross": …}.',
+    )

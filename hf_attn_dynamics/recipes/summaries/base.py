@@ -25,6 +25,7 @@ def result(
     *,
     key: str | None = None,
     per: Sequence[str] | str = (),
+    more: Sequence[str] = (),
     column: str | None = None,
     optional: bool = False,
     **settings: Any,
@@ -38,12 +39,15 @@ def result(
         per (sequence of `str`, or `str`): The value is a dictionary, and the file has one key per name, `NAME_PER` by
             default. With a sequence, these are the names, and the file has null where the dictionary has no value.
             With a word in capitals, the names are the dictionary's own, and the documentation shows the word.
+        more (sequence of `str`): Further names; the file has their keys only if the dictionary has them.
         column (`str`, *optional*): Heading of the column of a field with `per` in [`Summary.table`]; without, the
             table leaves the field out.
         optional (`bool`): Whether the keys are left out of the file while the value is None.
         settings: Arguments of `dataclasses.field`, such as `default`.
     """
-    metadata = {"description": description, "key": key, "per": per, "column": column, "optional": optional}
+    metadata = {
+        "description": description, "key": key, "per": per, "more": more, "column": column, "optional": optional
+    }  # fmt: skip
     return field(metadata=metadata, **settings)
 
 
@@ -81,7 +85,11 @@ class Record:
             key, value = _key_of(one), _plain(value)
             if per:
                 value = value or {}
-                names = value if isinstance(per, str) else per
+                names = (
+                    value
+                    if isinstance(per, str)
+                    else [*per, *(name for name in one.metadata["more"] if name in value)]
+                )
                 values |= {key.format(**vars(self), per=name): value.get(name) for name in names}
             else:
                 values[key.format(**vars(self))] = value
@@ -106,9 +114,8 @@ class Record:
                 found |= _with_front(f"{per}_" if per else "", inner)
                 continue
             key = _in_capitals(_key_of(one))
-            found[", ".join(key.replace("PER", name) for name in ([per] if isinstance(per, str) else per)) or key] = (
-                one.metadata["description"]
-            )
+            names = [per] if isinstance(per, str) else [*per, *one.metadata["more"]]
+            found[", ".join(key.replace("PER", name) for name in names) or key] = one.metadata["description"]
             found |= _with_front(f"{key}{path}.", inner)
         return found
 

@@ -8,18 +8,23 @@ from .base import Summary, hidden, result
 
 
 RUNS = ("guided", "unguided")
+SUPPRESSED = "suppressed"
 OF_RTD = "With --objective rtd: "
 OF_NSP = "With --objective mlm+nsp: "
 
 
 def of_runs(description: str, **settings: Any) -> Any:
     """A result of each run; optional ones are None by default."""
-    return result(description, per=RUNS, **settings, **({"default": None} if settings.get("optional") else {}))
+    default = {"default": None} if settings.get("optional") else {}
+    return result(description, per=RUNS, more=[SUPPRESSED], **settings, **default)
 
 
 @dataclass(kw_only=True)
 class PretrainSummary(Summary):
-    """Results of both runs; those of the unguided one are null without --compare."""
+    """Results of each run; those of the unguided one are null without --compare.
+
+    Keys of the suppressed run are left out without --suppress_steps.
+    """
 
     loss: str = hidden()
     loss_eval: dict[str, float] = of_runs(
@@ -69,6 +74,24 @@ class PretrainSummary(Summary):
     )
     step_ratio: float | None = result("steps_to_unguided_final over steps.")
     guidance_weight_initial: float | None = result("Guidance weight α at the first step.")
+    suppressed_steps_to_unguided_final: int | None = result(
+        "First step at which the suppressed run is evaluated at or below the final loss of the unguided run; left out "
+        "if there is none.",
+        optional=True,
+        default=None,
+    )
+    suppress_steps: int | None = result("Value of --suppress_steps.", optional=True, default=None)
+    suppress_weight: float | None = result(
+        "Weight of the loss that pushes heads away from their patterns, in the first --suppress_steps steps.",
+        optional=True,
+        default=None,
+    )
+    suppressed_attention: list[list[float]] | None = result(
+        "[step, attention of the suppressed heads on their patterns, mean over heads and tokens] of all logged steps, "
+        "in training.",
+        optional=True,
+        default=None,
+    )
     num_parameters: int = result("Number of parameters.")
     plateau: float | None = result(
         "Loss of a model that knows frequencies alone, in nats: the entropy of the tokens (mlm, clm) or of the "

@@ -52,6 +52,8 @@ def test_words_of_maps_are_apart_and_large_enough_in_a_picture_800_pixels_wide(l
     figure = plot_source_maps([[panel, panel], [panel, panel]], title="Multi30k")
     assert not overlaps(figure)
     assert smallest_text(figure) >= 8
+    assert figure.get_suptitle().startswith("Attention and lexical knowledge, word by word")
+    assert plot_source_maps([[panel]], heading="Alignments").get_suptitle() == "Alignments"
     # Without the mark of SentencePiece.
     assert figure.axes[0].get_xticklabels()[0].get_text() == "word0"
 

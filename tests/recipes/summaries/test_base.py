@@ -1,4 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
+import dataclasses
 from dataclasses import dataclass
 
 from hf_attn_dynamics.recipes.summaries.base import Record, Summary, explained, included, result, rows_table
@@ -23,7 +24,7 @@ class TwoRuns(Summary):
 
     shared: Bounds = included()
     runs: dict[str, Results] = included(per="RUN")
-    steps: dict[str, int] = result("Steps.", per=("first", "second"), column="steps")
+    steps: dict[str, int] = result("Steps.", per=("first", "second"), more=("third",), column="steps")
     text: str = result("Name of the data.")
 
 
@@ -51,6 +52,11 @@ def test_keys_of_included_records_stand_among_those_of_the_file():
     }
 
 
+def test_keys_of_further_names_are_written_if_there_is_a_value():
+    assert "steps_third" not in SUMMARY.to_dict()
+    assert dataclasses.replace(SUMMARY, steps={"third": 3}).to_dict()["steps_third"] == 3
+
+
 def test_a_record_is_read_back_with_the_records_in_it():
     for results in SUMMARY.runs.values():
         assert Results.from_dict(results.to_dict()) == results
@@ -59,7 +65,7 @@ def test_a_record_is_read_back_with_the_records_in_it():
 def test_every_key_has_a_description_also_in_nested_records():
     documentation = TwoRuns.documentation()
     assert {"low", "RUN_loss", "RUN_errors_0.1", "RUN_errors_0.1.*.low", "RUN_rows[].high"} <= set(documentation)
-    assert documentation["steps_first, steps_second"] == "Steps."
+    assert documentation["steps_first, steps_second, steps_third"] == "Steps."
     assert {key.replace("RUN", "a") for keys in documentation for key in keys.split(", ")} >= set(
         SUMMARY.to_dict()
     ) - {key for key in SUMMARY.to_dict() if key.startswith("b_")}
