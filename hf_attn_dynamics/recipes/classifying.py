@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from datasets import Dataset
 from transformers import (
@@ -28,7 +28,7 @@ from ..models.compat import initialise
 from ..models.headwise_classes import twin_class
 from ..training import show_progress, train_from_newest
 from ..training.target_columns import target_names
-from .arguments.base import flag
+from .arguments.base import OF_A_TEACHER, flag, refuse_flags
 from .arguments.classifying import DEFAULT_LENGTH, CheckpointArguments, ClassifierArguments
 from .checkpoints import load_config, load_tokenizer, refused
 from .run import cpu_only
@@ -57,8 +57,11 @@ class ClassifierTrainingArguments(HeadwiseTrainingArguments):
     save_strategy: str = flag("no", "When to save checkpoints; the model of the first seed is saved in any case.")
     report_to: str | None = flag("none", "Trackers to report to.")
 
+    without_effect: ClassVar[dict[str, str]] = OF_A_TEACHER  # flags that the recipe ignores
+
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
+        refuse_flags(self, self.without_effect)
         super().__post_init__()
 
     @property

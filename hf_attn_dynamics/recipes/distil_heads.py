@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from accelerate import PartialState
@@ -82,6 +82,8 @@ class DistilTrainingArguments(ClassifierTrainingArguments):
     guidance_schedule: str = flag("constant", "Schedule of this weight.")
     eval_strategy: str = flag("steps", "When to evaluate.")
     eval_steps: float | None = flag(0.1, "Steps between evaluations, or their fraction of the run.")
+
+    without_effect: ClassVar[dict[str, str]] = {}
 
 
 def accuracy(prediction: EvalPrediction) -> dict[str, float]:

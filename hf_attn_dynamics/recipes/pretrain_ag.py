@@ -64,7 +64,7 @@ from ..training import (
     show_progress,
     train_from_newest,
 )
-from .arguments.base import flag
+from .arguments.base import OF_A_TEACHER, flag, refuse_flags
 from .arguments.pretrain_ag import PRESETS, PretrainArguments
 from .checkpoints import load_tokenizer
 from .curves import crossing_line, drawn_log, early_crossing
@@ -95,6 +95,7 @@ class PretrainTrainingArguments(HeadwiseTrainingArguments):
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
+        refuse_flags(self, OF_A_TEACHER)
         super().__post_init__()
 
 

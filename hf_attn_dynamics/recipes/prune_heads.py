@@ -59,7 +59,7 @@ from ..analysis.plots.base import (
 from ..hub.card import Metric, write_model_card
 from ..models.head_roles import locate_heads
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
-from .arguments.base import flag
+from .arguments.base import OF_A_TEACHER, flag, refuse_flags
 from .arguments.prune_heads import PruneArguments
 from .classifying import fitting_length
 from .pictures import draw
@@ -91,6 +91,7 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
                 raise ValueError(f"{name}={value} has no effect here; set {instead}.")
         if self.gate_penalty:
             raise ValueError(f"gate_penalty={self.gate_penalty} has no effect here; set keep.")
+        refuse_flags(self, OF_A_TEACHER)
         super().__post_init__()
 
 

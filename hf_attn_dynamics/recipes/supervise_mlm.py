@@ -46,7 +46,7 @@ from ..data import train_byte_level_bpe
 from ..hub.card import Metric, write_model_card
 from ..models.headwise_classes import twin_class
 from ..training import LogWhenSaved, StepTimer, check_trainer_arguments, show_progress, train_from_newest
-from .arguments.base import flag
+from .arguments.base import OF_A_TEACHER, flag, refuse_flags
 from .arguments.supervise_mlm import SuperviseArguments
 from .checkpoints import load_config, load_tokenizer, refused
 from .classifying import fitting_length
@@ -94,6 +94,7 @@ class SuperviseTrainingArguments(HeadwiseTrainingArguments):
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
+        refuse_flags(self, OF_A_TEACHER)
         super().__post_init__()
 
     def choose_defaults(self, args: SuperviseArguments) -> None:

@@ -24,7 +24,7 @@ from ..data.tables import column_of_flag
 from ..models.head_sites import SITE_KINDS
 from ..models.ignored_labels import is_labelled
 from ..training import GuidanceCollator, check_trainer_arguments, show_progress, train_from_newest
-from .arguments.base import flag, refuse_flags
+from .arguments.base import OF_A_TEACHER, flag, refuse_flags
 from .arguments.translation import TextArguments, TransformerArguments
 from .run import cpu_only
 from .summaries.translation import CorpusFacts
@@ -50,6 +50,7 @@ class TranslationTrainingArguments(HeadwiseSeq2SeqTrainingArguments):
 
     # Flags that the recipes ignore, and what to do instead.
     without_effect: ClassVar[dict[str, str]] = {
+        **OF_A_TEACHER,
         "num_train_epochs": "set max_steps",
         "predict_with_generate": "set num_beams",
         "generation_num_beams": "set num_beams",

@@ -82,6 +82,11 @@ class Row:
         return [one.name for one in fields if one.metadata.get("help") != argparse.SUPPRESS]
 
     @property
+    def all_flags(self):
+        """Names of the flags of the recipe and of its trainer."""
+        return {one.name for cls in self.recipe.types for one in dataclasses.fields(cls)}
+
+    @property
     def nearly_a_flag(self):
         """A flag of this command line with a letter too many."""
         return next(word for word in self.flags.split() if word.removeprefix("--") in self.own_flags) + "x"
@@ -222,6 +227,8 @@ ROWS = (
         models=("model", "model_unguided"),
         pushed="model",
         prints=("| guided ", "table.csv", "model/"),
+    ),
+    Row(
         "supervise_classifier",
         f"{TRAINED} {BERT} {CLASSES} --max_length 24 --num_train_epochs 1",
         bad={
@@ -472,6 +479,17 @@ def test_a_bad_value_is_refused_in_one_line_before_pytorch_is_imported(row, word
 def test_what_cannot_be_read_is_refused_before_anything_is_written(row, words, message, material, tmp_path, refused):
     with refused(f"hf-attn {row.name}: error: ", message):
         cli.main([row.name, *material(f"{row.flags} {words}"), "--output_dir", str(tmp_path / "run")])
+
+
+WITHOUT_TEACHER = [row for row in ROWS if row.name != "distil_heads" and "distillation_weight" in row.all_flags]
+
+
+@pytest.mark.parametrize("row", WITHOUT_TEACHER, ids=str)
+def test_flags_of_a_teacher_are_refused_where_there_is_none(row, material, tmp_path, refused):
+    with refused("distillation_weight=0.5 has no effect here; only distil_heads has a teacher"):
+        cli.main(
+            [row.name, *material(f"{row.flags} --distillation_weight 0.5"), "--output_dir", str(tmp_path / "run")]
+        )
 
 
 @every_row

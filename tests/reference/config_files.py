@@ -30,6 +30,7 @@ TRAINER_FLAGS = {
     "run_glue": (*PUSH, *EPOCHS, "guidance_weight"),
     "supervise_mlm": (
         *PUSH, *GUIDANCE, "num_train_epochs", *STEPS, "warmup_steps", "eval_strategy", "eval_steps", *LOGS,
+    ),
     "supervise_classifier": (*PUSH, *GUIDANCE, *EPOCHS),
     "distil_heads": (
         "distillation_weight", "distillation_temperature", *GUIDANCE, *EPOCHS, "eval_strategy", "eval_steps",

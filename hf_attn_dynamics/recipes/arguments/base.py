@@ -150,6 +150,10 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+# Flags of a trainer with a teacher, and what to do instead.
+OF_A_TEACHER = dict.fromkeys(("distillation_weight", "distillation_temperature"), "only distil_heads has a teacher")
+
+
 def refuse_flags(args: Any, without_effect: Mapping[str, str], preset: Mapping[str, Any] | None = None) -> None:
     """Refuses values of flags that the recipe would ignore.
 
