@@ -15,11 +15,11 @@ def assert_same(found, expected, rtol=1e-4, atol=1e-7):
         torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def assert_checkpointing_keeps_gradients(model, batch, reentrant):
+def assert_checkpointing_keeps_gradients(model, batch, reentrant, weight=2.5):
     """For a model in training mode, with the guidance loss."""
 
     def loss():
-        return model(**batch, guidance_weight=2.5, use_cache=False).loss
+        return model(**batch, guidance_weight=weight, use_cache=False).loss
 
     expected = gradients(model, loss())
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -28,10 +28,10 @@ def assert_checkpointing_keeps_gradients(model, batch, reentrant):
     assert_same({name: found[name] for name in expected}, expected, rtol=1e-7, atol=1e-11)
 
 
-def assert_compilation_keeps_loss_and_gradients(model, batch):
+def assert_compilation_keeps_loss_and_gradients(model, batch, weight=1.0):
     """For a model in single precision, with the guidance loss."""
-    outputs = model(**batch, guidance_weight=1.0)
+    outputs = model(**batch, guidance_weight=weight)
     expected = gradients(model, outputs.loss)
-    found = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch, guidance_weight=1.0)
+    found = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch, guidance_weight=weight)
     torch.testing.assert_close(found.guidance_loss, outputs.guidance_loss)
     assert_same(gradients(model, found.loss), expected, rtol=1e-3, atol=1e-5)
