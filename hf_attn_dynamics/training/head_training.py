@@ -78,8 +78,7 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             layers or heads, attention that does not follow from queries and keys alone); see also
             [`check_trainer_arguments`]. While training, if the model is not guided and all labels are ignored, or a
             target has no row that counts, in the first epoch, the first 100 steps or the whole run, whichever is
-            shortest; and if the column of a target is missing or invalid, before the first step
-            (before the first batch, if the columns of the training set are known).
+            shortest; and if the column of a target is missing or invalid, before the first step.
     """
 
     reads = (
