@@ -22,6 +22,24 @@ def wait(browser, condition):
     return WebDriverWait(browser, 10, 0.02).until(lambda one: one.execute_script(condition))
 
 
+CHANGES = """
+    const done = arguments[arguments.length - 1], act = new Function(arguments[0]);
+    let number = 0;
+    const observer = new MutationObserver((records) => records.forEach((record) => {
+        number += 1 + record.addedNodes.length;
+        record.addedNodes.forEach((node) => { number += node.querySelectorAll?.("*").length ?? 0; });
+    }));
+    observer.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+    act();
+    requestAnimationFrame(() => setTimeout(() => { observer.disconnect(); done(number); }));
+"""
+
+
+def number_of_changes(page, script):
+    """How many nodes and attributes of a page change while a script acts on it, until the next frame is shown."""
+    return page.execute_async_script(CHANGES, script)
+
+
 def check_log(browser, path):
     assert browser.get_log("browser") == []
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
