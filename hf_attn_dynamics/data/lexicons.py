@@ -88,7 +88,7 @@ def learn_lexicon(
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for text, label in zip(texts, labels):
         # In the order of the text, so that ties do not depend on hashes.
-        for word in dict.fromkeys(plain_word(text[start:end]) for start, end in words_of(text)):
+        for word in dict.fromkeys(plain_word(text[start:end]) for start, end in word_spans(text)):
             counts[word][label] += 1
     if known is None:
         classes = {word: of_class.most_common(1)[0][0] for word, of_class in counts.items() if word}
@@ -119,11 +119,11 @@ def rationale(text: str, label: str, lexicon: Lexicon) -> tuple[Spans, list[floa
         >>> rationale("A fine film.", "1", {"fine": "1", "bore": "0"})
         (((0, 1), (2, 6), (7, 12)), [0.0, 1.0, 0.0])
     """
-    spans = words_of(text)
+    spans = word_spans(text)
     return spans, [float(lexicon.get(plain_word(text[start:end])) == label) for start, end in spans]
 
 
-def words_of(text: str) -> Spans:
+def word_spans(text: str) -> Spans:
     """Character spans of the words of a text, which are separated by spaces."""
     return tuple(found.span() for found in _WORD.finditer(text))
 

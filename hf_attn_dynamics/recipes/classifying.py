@@ -12,8 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from datasets import Dataset
 from transformers import (
+    EvalPrediction,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -343,6 +345,11 @@ def build_classifier(
         return load_classifier("model", args.model, auto_class, settings)
     # The fast CPU kernels have no dropout.
     return headwise_model(small_bert(args, tokenizer, attention_probs_dropout_prob=0.0, **settings), auto_class)
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """Accuracy, as `compute_metrics` of a trainer."""
+    return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
 
 
 def check_guidance(config: PreTrainedConfig, training_args: ClassifierTrainingArguments) -> None:

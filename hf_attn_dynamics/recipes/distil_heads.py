@@ -36,7 +36,7 @@ import numpy as np
 from accelerate import PartialState
 from datasets import Dataset
 from torch import nn
-from transformers import EvalPrediction, PreTrainedModel, set_seed
+from transformers import PreTrainedModel, set_seed
 
 from .. import HeadwiseTrainer
 from .._tables import format_table
@@ -48,6 +48,7 @@ from .classifier_tasks import SampledTask, write_classifier_card
 from .classifying import (
     SEQUENCE_CLASSIFIER,
     ClassifierTrainingArguments,
+    accuracy,
     class_names,
     load_classifier,
     predict,
@@ -84,10 +85,6 @@ class DistilTrainingArguments(ClassifierTrainingArguments):
     eval_steps: float | None = flag(0.1, "Steps between evaluations, or their fraction of the run.")
 
     without_effect: ClassVar[dict[str, str]] = {}
-
-
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
 
 
 def layers_of(model: PreTrainedModel) -> str:

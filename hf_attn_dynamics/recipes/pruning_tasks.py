@@ -16,7 +16,6 @@ from datasets import Dataset
 from transformers import (
     BaseImageProcessor,
     DataCollatorWithPadding,
-    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     ViTImageProcessorPil,
@@ -44,6 +43,7 @@ from .arguments.prune_heads import DEFAULT_LENGTH
 from .checkpoints import load_config, load_tokenizer, refused
 from .classifying import (
     SEQUENCE_CLASSIFIER,
+    accuracy,
     all_words,
     class_names,
     classes_of,
@@ -85,10 +85,6 @@ TEXT_FLAGS = (
 )  # fmt: skip
 TOKEN_FLAGS = ("vocab_size", "max_length", "latency_length")
 Processor = PreTrainedTokenizerBase | BaseImageProcessor
-
-
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float((np.asarray(prediction.predictions).argmax(-1) == prediction.label_ids).mean())}
 
 
 class PruningTask:

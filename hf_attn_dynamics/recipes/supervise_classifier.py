@@ -42,7 +42,7 @@ from ..data.lexicons import learn_lexicon, load_lexicon, rationale
 from ..models.head_settings import COLUMN_PREFIX
 from ..training import GuidanceCollator, check_trainer_arguments
 from .arguments.base import flag
-from .arguments.supervise_classifier import SuperviseArguments
+from .arguments.supervise_classifier import RationaleArguments
 from .checkpoints import load_config
 from .classifier_tasks import SampledTask, write_classifier_card
 from .classifying import (
@@ -57,7 +57,7 @@ from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.base import rows_table
 from .summaries.finetune import FinetuneRow
-from .summaries.supervise_classifier import SYSTEMS, RationaleRow, SuperviseSummary
+from .summaries.supervise_classifier import SYSTEMS, RationaleRow, RationaleSummary
 
 
 TARGET = "rationale"
@@ -67,7 +67,7 @@ BATCH = 64  # sentences per pass in which heads are measured
 
 
 @dataclass
-class SuperviseTrainingArguments(ClassifierTrainingArguments):
+class RationaleTrainingArguments(ClassifierTrainingArguments):
     """[`ClassifierTrainingArguments`] with another output folder and guidance."""
 
     output_dir: str = flag("runs/supervise_classifier", "Output folder; it must not hold another run.")
@@ -99,7 +99,7 @@ class RationaleTask(SampledTask):
                     f"lexicon_file {args.lexicon_file} has the classes {', '.join(sorted(unknown))}, which are not "
                     f"those of the training text: {', '.join(train.features['label'].names)}; name both alike."
                 )
-        self.lexicon = learn_lexicon(train["text"], names_of(train), args.min_count, args.min_fraction, known)
+        self.lexicon = learn_lexicon(train["text"], classes_of(train), args.min_count, args.min_fraction, known)
 
     def encode(self) -> dict[str, Dataset]:
         """Token ids, labels and rationales of each part of the text."""
@@ -117,7 +117,7 @@ class RationaleTask(SampledTask):
             ValueError: if no sentence has a rationale.
         """
         texts = self.texts[split]
-        found = [rationale(text, name, self.lexicon) for text, name in zip(texts["text"], names_of(texts))]
+        found = [rationale(text, name, self.lexicon) for text, name in zip(texts["text"], classes_of(texts))]
         spans, words = zip(*found)
         encoding = self.tokenizer(texts["text"][:], truncation=True, max_length=self.args.max_length)
         weights = align_weights(encoding, words, spans=spans)
@@ -145,7 +145,7 @@ class RationaleTask(SampledTask):
         return build_classifier(self.args, self.tokenizer, {**class_names(self.labels), "guidance": self.guidance})
 
 
-def names_of(texts: Dataset) -> list[str]:
+def classes_of(texts: Dataset) -> list[str]:
     """Name of the class of each text."""
     names = texts.features["label"].names
     return [names[label] for label in texts["label"]]
@@ -191,7 +191,7 @@ def measure_heads(trainer: HeadwiseTrainer, examples: Dataset) -> dict[str, list
 
 
 def train_system(
-    system: str, task: RationaleTask, splits: dict[str, Dataset], training_args: SuperviseTrainingArguments
+    system: str, task: RationaleTask, splits: dict[str, Dataset], training_args: RationaleTrainingArguments
 ) -> tuple[dict[str, Any], HeadwiseTrainer, str]:
     """Trains and measures a model; returns results, the trainer, and the folder to save the model in."""
     args, run_args = task.args, copy.copy(training_args)
@@ -214,7 +214,7 @@ def train_system(
     return results, trainer, MODEL_FOLDERS[system]
 
 
-def guidance_of(args: SuperviseArguments) -> dict[str, Any]:
+def guidance_of(args: RationaleArguments) -> dict[str, Any]:
     """Guidance of the configuration."""
     return {
         "heads": {args.layer: {TARGET: args.heads}},
@@ -223,7 +223,7 @@ def guidance_of(args: SuperviseArguments) -> dict[str, Any]:
     }
 
 
-def choose_defaults(args: SuperviseArguments, training_args: SuperviseTrainingArguments) -> None:
+def choose_defaults(args: RationaleArguments, training_args: RationaleTrainingArguments) -> None:
     """Sets flags that depend on the checkpoint where the user does not."""
     training_args.choose_defaults(args)
     if args.layer is None:
@@ -231,7 +231,7 @@ def choose_defaults(args: SuperviseArguments, training_args: SuperviseTrainingAr
         args.layer = layers - 1
 
 
-def main(args: SuperviseArguments, training_args: SuperviseTrainingArguments) -> dict:
+def main(args: RationaleArguments, training_args: RationaleTrainingArguments) -> dict:
     """Run the recipe; returns the content of `summary.json`."""
     run = Run(args, training_args)
     with run.preparing(partial(choose_defaults, args, training_args)):
@@ -256,7 +256,7 @@ def main(args: SuperviseArguments, training_args: SuperviseTrainingArguments) ->
     )
 
 
-def head_rows(runs: dict[str, dict[str, Any]], args: SuperviseArguments) -> list[RationaleRow]:
+def head_rows(runs: dict[str, dict[str, Any]], args: RationaleArguments) -> list[RationaleRow]:
     """Results of all heads that are left, by model."""
     rows = []
     for system, run in runs.items():
@@ -280,7 +280,7 @@ def best_heads(rows: list[RationaleRow]) -> dict[str, RationaleRow]:
     }
 
 
-def summarise(runs: dict[str, dict[str, Any]], task: RationaleTask, splits: dict[str, Dataset]) -> SuperviseSummary:
+def summarise(runs: dict[str, dict[str, Any]], task: RationaleTask, splits: dict[str, Dataset]) -> RationaleSummary:
     args, rows = task.args, head_rows(runs, task.args)
     best = best_heads(rows)
     guided = best["guided"]
@@ -294,7 +294,7 @@ def summarise(runs: dict[str, dict[str, Any]], task: RationaleTask, splits: dict
     def of_best(name: str) -> dict[str, Any]:
         return {system: getattr(row, name) for system, row in best.items()}
 
-    return SuperviseSummary(
+    return RationaleSummary(
         **{name: metric(name) for name in ("accuracy", "test_accuracy", "loss", "test_loss")},
         **{name: of_best(name) for name in ("found", "test_found", "found_by_rows", "test_found_by_rows")},
         best_head={system: [row.layer, row.head] for system, row in best.items()},
@@ -317,7 +317,7 @@ def summarise(runs: dict[str, dict[str, Any]], task: RationaleTask, splits: dict
 
 
 def publish(
-    runs: dict[str, dict[str, Any]], task: RationaleTask, config: Any, summary: SuperviseSummary, folder: Path
+    runs: dict[str, dict[str, Any]], task: RationaleTask, config: Any, summary: RationaleSummary, folder: Path
 ) -> None:
     """Writes the table of all heads, the picture, and the card of each model."""
     header, lines = rows_table(summary.rows)
@@ -340,7 +340,7 @@ def publish(
         write_classifier_card(task, [row], own, summary, folder / MODEL_FOLDERS[system], part)
 
 
-def print_report(summary: SuperviseSummary, folder: Path) -> None:
+def print_report(summary: RationaleSummary, folder: Path) -> None:
     header, lines = summary.table("model", SYSTEMS)
     lines = [["-".join(map(str, cell)) if isinstance(cell, list) else cell for cell in line] for line in lines]
     print("\n" + format_table(header, lines))
@@ -349,4 +349,4 @@ def print_report(summary: SuperviseSummary, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main, summary=SuperviseSummary)
+    run_recipe(main, summary=RationaleSummary)

@@ -11,8 +11,8 @@ GUIDANCE_LOSSES = ("mass", "cross_entropy", "squared")
 
 
 @dataclass
-class SuperviseArguments(ComparisonArguments):
-    """Flags of `supervise_classifier`; [`SuperviseTrainingArguments`] has those of training."""
+class RationaleArguments(ComparisonArguments):
+    """Flags of `supervise_classifier`; [`RationaleTrainingArguments`] has those of training."""
 
     lexicon_file: list[str] | None = flag(
         None,
@@ -42,4 +42,4 @@ class SuperviseArguments(ComparisonArguments):
             refuse_flags(self, {"lexicon_file": "it needs --train_file or --dataset_name"})
 
 
-ARGUMENTS, HAS_TRAINER, PRESETS = SuperviseArguments, True, None
+ARGUMENTS, HAS_TRAINER, PRESETS = RationaleArguments, True, None

@@ -2,17 +2,14 @@
 """Summary of `distil_heads`."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from .base import Summary, result
 
 
 SYSTEMS = ("labels", "logits", "attention", "relations")
 
-
-def of_systems(description: str, **settings: Any) -> Any:
-    """A result of each student."""
-    return result(description, per=SYSTEMS, **settings)
+of_systems = partial(result, per=SYSTEMS)
 
 
 @dataclass(kw_only=True)

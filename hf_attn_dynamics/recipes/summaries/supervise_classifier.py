@@ -2,7 +2,7 @@
 """Summary of `supervise_classifier`."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from .base import Record, Summary, result
 
@@ -14,10 +14,7 @@ MEASURED = (
     "found on the validation text."
 )
 
-
-def of_systems(description: str, **settings: Any) -> Any:
-    """A result of each model."""
-    return result(description, per=SYSTEMS, **settings)
+of_systems = partial(result, per=SYSTEMS)
 
 
 @dataclass(kw_only=True)
@@ -38,7 +35,7 @@ class RationaleRow(Record):
 
 
 @dataclass(kw_only=True)
-class SuperviseSummary(Summary):
+class RationaleSummary(Summary):
     """Results of a guided and an unguided model from the same weights, on the same batches."""
 
     accuracy: dict[str, float] = of_systems("Accuracy on the validation text.", column="accuracy")
@@ -77,4 +74,4 @@ class SuperviseSummary(Summary):
     test_examples: int | None = result("Number of test examples; null without a test text.")
 
 
-SUMMARY = SuperviseSummary
+SUMMARY = RationaleSummary
