@@ -11,6 +11,7 @@ from hf_attn_dynamics import prune_heads
 from hf_attn_dynamics.models.guidance_loss import guide_heads
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
 from hf_attn_dynamics.models.head_settings import GuidanceSettings
+from hf_attn_dynamics.training import Teacher
 
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -75,6 +76,25 @@ def test_half_precision_keeps_the_gradient_of_each_name(dtype):
     for found, expected in zip(*(grad.unbind(1) for grad in grads)):
         assert (found - expected).norm() < 2e-2 * expected.norm()
         assert expected.norm() > 0
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_what_is_learned_from_a_teacher_is_that_of_the_cpu(on_cpu):
+    """Also if the teacher stays on the CPU."""
+    teacher = vivid(tiny_model("bert", guidance=None), seed=1).double()
+    learned = {"layers": {0: 1, 1: 0}, "heads": "same", "relations": ["value"], "relation_heads": 2}
+    student = vivid(tiny_model("bert", guidance={"teacher": learned}, **no_dropout("bert"))).double()
+    batch, found = batch_for("bert"), []
+    for device in ("cpu", "cuda"):
+        student.to(device)
+        teacher.to("cpu" if on_cpu else device)
+        own = {name: value.to(device) for name, value in batch.items()}
+        attention = Teacher(teacher, student)(own).attention
+        loss = student(**own, teacher_attention=attention, output_guidance_loss=True).guidance_loss
+        grads = torch.autograd.grad(loss, [*student.parameters()], allow_unused=True)
+        found.append([loss.detach().cpu(), *(grad.cpu() for grad in grads if grad is not None)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", KINDS)
