@@ -2,7 +2,7 @@
 """Learning from a teacher: its attention (KL, squared distance, MiniLM's relations) and its logits."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import nn
@@ -213,6 +213,35 @@ def logit_distillation_loss(
     total = nn.functional.kl_div(own, other.to(own.dtype), reduction="sum", log_target=True) * temperature**2
     # A part of an accumulated batch may have no row.
     return total / (max(len(own), 1) if num_rows is None else num_rows)
+
+
+@overload
+def attention_distillation_loss(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    batch: Mapping[str, Any],
+    layers: Mapping,
+    heads: str | Mapping | None = None,
+    loss: str = "kl",
+    relations: list[str] | None = None,
+    relation_heads: int | None = None,
+    return_outputs: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def attention_distillation_loss(
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    batch: Mapping[str, Any],
+    layers: Mapping,
+    heads: str | Mapping | None = None,
+    loss: str = "kl",
+    relations: list[str] | None = None,
+    relation_heads: int | None = None,
+    *,
+    return_outputs: Literal[True],
+) -> tuple[torch.Tensor, Any]: ...
 
 
 def attention_distillation_loss(

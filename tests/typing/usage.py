@@ -68,7 +68,8 @@ from hf_attn_dynamics.data import (
 )
 from hf_attn_dynamics.hub import push_model
 from hf_attn_dynamics.models import HeadRoles
-from hf_attn_dynamics.training import GateHistory, GuidanceCollator
+from hf_attn_dynamics.models.head_sites import HeadSite
+from hf_attn_dynamics.training import GateHistory, GuidanceCollator, Teacher, attention_distillation_loss
 
 
 def read(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: dict[str, torch.Tensor]) -> None:
@@ -174,6 +175,15 @@ def import_from_subpackages(scores: RoleScores, timeline: HeadTimeline, a: torch
     assert_type(HeadRoles(("query",), ("key", "value"), "output"), hf_attn_dynamics.HeadRoles)
     GateHistory("often")  # type: ignore[arg-type]
     plots.plot_roles(3)  # type: ignore[arg-type]
+
+
+def learn_from_a_teacher(student: PreTrainedModel, teacher: PreTrainedModel, ids: torch.Tensor) -> None:
+    batch = {"input_ids": ids}
+    assert_type(attention_distillation_loss(student, teacher, batch, {0: 1}), torch.Tensor)
+    loss, _ = attention_distillation_loss(student, teacher, batch, {0: 1}, return_outputs=True)
+    assert_type(loss, torch.Tensor)
+    assert_type(Teacher(teacher, student)(batch).attention[HeadSite("encoder", 0)].query, torch.Tensor)
+    attention_distillation_loss(student, teacher, batch, [0, 1])  # type: ignore[call-overload]
 
 
 class Calls(Observer):
