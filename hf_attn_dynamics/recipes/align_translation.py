@@ -55,6 +55,7 @@ from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.align_translation import ALIGNERS, AlignmentSummary, HeadAlignment
 from .summaries.translation import CorpusFacts
 from .translation import (
+    OF_GATES,
     TranslationTrainingArguments,
     evaluate_translator,
     prepare_translation_corpus,
@@ -73,13 +74,7 @@ class AlignmentTrainingArguments(TranslationTrainingArguments):
     output_dir: str = flag("runs/align_translation", "Output folder; it must not hold another run.")
     eval_strategy: str = flag("steps", "When to evaluate on the validation text.")
 
-    without_effect: ClassVar[dict[str, str]] = {
-        **TranslationTrainingArguments.without_effect,
-        **dict.fromkeys(
-            ("gate_penalty", "target_heads", "target_warmup", "target_learning_rate", "gate_learning_rate"),
-            "this recipe prunes no heads, see train_translation.py",
-        ),
-    }
+    without_effect: ClassVar[dict[str, str]] = {**TranslationTrainingArguments.without_effect, **OF_GATES}
 
 
 def prepare(

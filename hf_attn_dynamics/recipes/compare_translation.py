@@ -40,6 +40,7 @@ from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.compare_translation import ComparisonSummary
 from .summaries.translation import CorpusFacts
 from .translation import (
+    OF_GATES,
     TranslationCorpus,
     TranslationTrainingArguments,
     evaluate_translator,
@@ -64,13 +65,7 @@ class ComparisonTrainingArguments(TranslationTrainingArguments):
     output_dir: str = flag("runs/compare_translation", "Output folder; it must not hold another run.")
     eval_strategy: str = flag("steps", "When to evaluate on the validation text.")
 
-    without_effect: ClassVar[dict[str, str]] = {
-        **TranslationTrainingArguments.without_effect,
-        **dict.fromkeys(
-            ("gate_penalty", "target_heads", "target_warmup", "target_learning_rate", "gate_learning_rate"),
-            "this recipe prunes no heads, see train_translation.py",
-        ),
-    }
+    without_effect: ClassVar[dict[str, str]] = {**TranslationTrainingArguments.without_effect, **OF_GATES}
 
 
 def prepare(

@@ -35,6 +35,13 @@ logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 5  # number of translations in a summary
 
 
+# Flags of pruning, and what to do instead in recipes that compare models.
+OF_GATES = dict.fromkeys(
+    ("gate_penalty", "target_heads", "target_warmup", "target_learning_rate", "gate_learning_rate"),
+    "this recipe prunes no heads, see train_translation.py",
+)
+
+
 @dataclass
 class TranslationTrainingArguments(HeadwiseSeq2SeqTrainingArguments):
     """[`HeadwiseSeq2SeqTrainingArguments`] with defaults for translation, beside those of a recipe and its preset."""

@@ -9,11 +9,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -121,6 +122,58 @@ def in_new_process(measure: Callable[..., float], args: BenchmarkArguments, *oth
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, torch.set_num_threads, (args.cpu_threads,)) as process:
         return process.submit(measure, args, *others).result()
+
+
+class StepArguments(Protocol):
+    """Flags of a benchmark of optimizer steps."""
+
+    lengths: list[int]
+    tokens: int
+    vocab_size: int
+    rounds: int
+    seed: int
+    torch_device: torch.device
+
+
+class StepSystem(Protocol):
+    """A model and the way it takes an optimizer step."""
+
+    def step(self, ids: torch.Tensor) -> None: ...
+
+
+def token_batch(args: StepArguments, length: int) -> torch.Tensor:
+    """Random token ids, of shape `(tokens / length, length)`."""
+    generator = torch.Generator().manual_seed(args.seed + length)
+    ids = torch.randint(3, args.vocab_size, (max(args.tokens // length, 1), length), generator=generator)
+    return ids.to(args.torch_device)
+
+
+def seconds_of_steps(
+    build: Callable[[str, Any, int], StepSystem], names: Iterable[str], args: StepArguments, length: int
+) -> dict[str, list[float]]:
+    """Wall-clock seconds of each step of each system, which take turns.
+
+    Args:
+        build (callable): Returns a system, given its name, the flags and the length of the sentences.
+        names (iterable of `str`): Names of the systems.
+        args ([`StepArguments`]): Flags.
+        length (`int`): Length of the sentences.
+    """
+    ids = token_batch(args, length)
+    systems = {name: build(name, args, length) for name in names}
+    return take_turns({name: partial(one.step, ids) for name, one in systems.items()}, args.rounds, warm_up=2).wall
+
+
+def peak_of_steps(args: StepArguments, build: Callable[[str, Any, int], StepSystem], name: str) -> float:
+    """Peak memory of two steps of one system in MB, to be called in a process of its own."""
+    before = peak_resident_mb()
+    ids = token_batch(args, args.lengths[0])
+    system = build(name, args, args.lengths[0])
+    for _ in range(2):
+        system.step(ids)
+    if ids.is_cuda:
+        return torch.cuda.max_memory_allocated() / 2**20
+    return peak_resident_mb() - before
 
 
 def run_python(interpreter: str | None, code: str, *words: str, threads: int) -> str:

@@ -22,7 +22,6 @@ Keys of `summary.json`, for each length n: `seconds_plain_n`, …, `time_taught_
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from benchmarking import (
@@ -30,8 +29,8 @@ from benchmarking import (
     in_new_process,
     median_ratio,
     medians,
-    peak_resident_mb,
-    take_turns,
+    peak_of_steps,
+    seconds_of_steps,
     write_summary,
 )
 from transformers import RobertaConfig, RobertaForMaskedLM
@@ -57,7 +56,7 @@ class DistillationArguments(BenchmarkArguments):
     num_attention_heads: int = flag(12, "Number of heads per layer.")
     vocab_size: int = flag(1000, "Size of the vocabulary.")
     rounds: int = flag(9, "Number of measured steps of each system.")
-    cpu_threads: int | None = flag(2, "Number of CPU threads.")
+    cpu_threads: int | None = flag(2, "Number of CPU threads.", earlier="threads")
     device: str = flag("cpu", "Device: auto, cpu or cuda.")
 
     def __post_init__(self):
@@ -112,39 +111,16 @@ class System:
         self.optimizer.zero_grad()
 
 
-def make_batch(args: DistillationArguments, length: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(args.seed + length)
-    ids = torch.randint(3, args.vocab_size, (max(args.tokens // length, 1), length), generator=generator)
-    return ids.to(args.torch_device)
-
-
-def time_systems(args: DistillationArguments, length: int) -> dict[str, list[float]]:
-    """Wall-clock seconds of each step of each system."""
-    ids = make_batch(args, length)
-    systems = {name: System(name, args, length) for name in SYSTEMS}
-    return take_turns({name: partial(one.step, ids) for name, one in systems.items()}, args.rounds, warm_up=2).wall
-
-
-def peak_memory(args: DistillationArguments, name: str) -> float:
-    """Peak memory of two steps of one system in MB, to be called in a process of its own."""
-    before = peak_resident_mb()
-    ids = make_batch(args, args.lengths[0])
-    system = System(name, args, args.lengths[0])
-    for _ in range(2):
-        system.step(ids)
-    if ids.is_cuda:
-        return torch.cuda.max_memory_allocated() / 2**20
-    return peak_resident_mb() - before
-
-
 def main(args: DistillationArguments) -> dict:
     """Runs the benchmark; returns the summary."""
     args.use_threads()
     results: dict = {}
     rows = []
     for length in args.lengths:
-        seconds = time_systems(args, length)
-        memory = {name: in_new_process(peak_memory, replace(args, lengths=[length]), name) for name in SYSTEMS}
+        seconds = seconds_of_steps(System, SYSTEMS, args, length)
+        memory = {
+            name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in SYSTEMS
+        }
         figures = {
             **{f"seconds_{name}": median for name, median in medians(seconds).items()},
             **{f"time_{name}_to_plain": median_ratio(seconds, name, "plain") for name in SYSTEMS[1:]},

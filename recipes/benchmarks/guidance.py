@@ -23,7 +23,6 @@ settings.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from benchmarking import (
@@ -31,8 +30,8 @@ from benchmarking import (
     in_new_process,
     median_ratio,
     medians,
-    peak_resident_mb,
-    take_turns,
+    peak_of_steps,
+    seconds_of_steps,
     write_summary,
 )
 
@@ -133,31 +132,6 @@ class System:
         return total
 
 
-def make_batch(args: GuidanceArguments, length: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(args.seed + length)
-    ids = torch.randint(3, args.vocab_size, (max(args.tokens // length, 1), length), generator=generator)
-    return ids.to(args.torch_device)
-
-
-def time_systems(args: GuidanceArguments, length: int) -> dict[str, list[float]]:
-    """Wall-clock seconds of each step of each system."""
-    ids = make_batch(args, length)
-    systems = {name: System(name, args, length) for name in SYSTEMS[args.architecture]}
-    return take_turns({name: partial(one.step, ids) for name, one in systems.items()}, args.rounds, warm_up=2).wall
-
-
-def peak_memory(args: GuidanceArguments, name: str) -> float:
-    """Peak memory of two steps of one system in MB, to be called in a process of its own."""
-    before = peak_resident_mb()
-    ids = make_batch(args, args.lengths[0])
-    system = System(name, args, args.lengths[0])
-    for _ in range(2):
-        system.step(ids)
-    if ids.is_cuda:
-        return torch.cuda.max_memory_allocated() / 2**20
-    return peak_resident_mb() - before
-
-
 def main(args: GuidanceArguments) -> dict:
     """Runs the benchmark; returns the summary."""
     args.use_threads()
@@ -165,8 +139,8 @@ def main(args: GuidanceArguments) -> dict:
     results: dict = {}
     rows = []
     for length in args.lengths:
-        seconds = time_systems(args, length)
-        memory = {name: in_new_process(peak_memory, replace(args, lengths=[length]), name) for name in names}
+        seconds = seconds_of_steps(System, names, args, length)
+        memory = {name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in names}
         figures = {
             **{f"seconds_{name}": median for name, median in medians(seconds).items()},
             "time_guided_to_plain": median_ratio(seconds, "guided", "plain"),

@@ -22,6 +22,7 @@ FOLDER = Path(__file__).parents[2] / "recipes" / "benchmarks"
 sys.path.append(str(FOLDER))
 import analysis  # noqa: E402
 import benchmarking  # noqa: E402
+import distillation  # noqa: E402
 import guidance  # noqa: E402
 
 
@@ -130,8 +131,23 @@ def test_ratios_are_taken_within_a_turn():
 
 def test_peak_memory_is_that_of_a_process_of_its_own():
     args = guidance.GuidanceArguments(lengths=[8], tokens=8, hidden_size=24, num_hidden_layers=1)
-    elsewhere = benchmarking.in_new_process(guidance.peak_memory, args, "plain")
+    elsewhere = benchmarking.in_new_process(benchmarking.peak_of_steps, args, guidance.System, "plain")
     assert 0 < elsewhere < benchmarking.peak_resident_mb()
+
+
+def test_what_a_teacher_costs_is_measured_on_equal_steps():
+    args = distillation.DistillationArguments(
+        lengths=[12], tokens=24, hidden_size=24, num_hidden_layers=1, num_attention_heads=2
+    )
+    ids, weights = benchmarking.token_batch(args, 12), {}
+    for name in distillation.SYSTEMS:
+        system = distillation.System(name, args, 12)
+        system.step(ids)
+        weights[name] = torch.cat([weight.detach().flatten() for weight in system.model.parameters()])
+    torch.testing.assert_close(weights["taught"], weights["dense"], rtol=0, atol=1e-6)
+    # With one layer, its heads are all heads.
+    assert torch.equal(weights["all"], weights["taught"])
+    assert not torch.allclose(weights["plain"], weights["dense"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("limit", [3, 63])
