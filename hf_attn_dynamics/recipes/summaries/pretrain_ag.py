@@ -87,8 +87,8 @@ class PretrainSummary(Summary):
         default=None,
     )
     suppressed_attention: list[list[float]] | None = result(
-        "[step, attention of the suppressed heads on their patterns, mean over heads and tokens] of all logged steps, "
-        "in training.",
+        "[step, attention of the suppressed heads on their patterns] of all logged steps, in training; with the "
+        "reduction row_mean, the mean over heads and tokens, summed over patterns and layers.",
         optional=True,
         default=None,
     )
