@@ -19,8 +19,8 @@ syntactic attention helps BERT.
 
 Writes to `--output_dir`: `summary.json`, `curves.png` and `.svg`, `config.yaml` (the values of the run), `model/` (the
 guided model with tokenizer, code and card) and, with `--compare`, `model_unguided/`; with `--suppress_steps`,
-`model_suppressed/`. With `--head_dynamics N`,
-confidence, entropy and relative positions of all heads are measured every N steps on a part of the evaluation text:
+`model_suppressed/`. With `--head_dynamics N`, confidence, entropy and relative positions of all heads are measured
+every N steps on a part of the evaluation text:
 `head_dynamics.png` and `.svg` show the runs side by side, `checkpoints/RUN/head_dynamics.csv` has the values, and
 `checkpoints/RUN/head_dynamics.html` is a page in which a slider over the steps moves the grid of heads.
 `--push_to_hub true --hub_model_id USER/NAME` pushes `model/` to the Hub after everything is written.
