@@ -88,6 +88,11 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
 
         pruned_heads (`dict`, *optional*): Removed heads, `{layer: [heads]}`, in the original numbering.
             `num_attention_heads` keeps the original number.
+        pruned_units (`dict`, *optional*): Removed feed-forward units, `{layer: "0-3,17"}` as ranges or `{layer:
+            [units]}`, in the original numbering; the sites of an encoder–decoder are `encoder` and `decoder`.
+            `intermediate_size` keeps the original number.
+        added_biases (`bool`, defaults to `False`): Whether output projections without a bias in the stock class have
+            one, for what removed heads and units gave on average.
         hard_coded (`dict`, *optional*): Replaces attention by normal densities around each token (You et al. 2020), in
             an encoder or the self-attention of a decoder; `{}` for the paper's densities, `None` for learned
             attention. Positions count non-padding tokens only, a density is normalised over the visible keys, and
@@ -116,6 +121,8 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
     guidance: dict | None = None
     gates: dict | None = None
     pruned_heads: dict | None = None
+    pruned_units: dict | None = None
+    added_biases: bool = False
     hard_coded: dict | None = None
 
     def __post_init__(self, **kwargs):

@@ -17,11 +17,12 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from .compat import keep_in_single_precision
-from .head_pruning import Model, check_output_projections, prune_heads, separate_configuration
+from .head_pruning import check_output_projections, prune_heads
 from .head_roles import locate_heads
 from .head_settings import GateSettings, check_limits
 from .head_sites import config_value, kinds_of
 from .precision import at_least_single
+from .prunable_models import Model, separate_configuration
 
 
 logger = logging.get_logger(__name__)

@@ -1,31 +1,32 @@
 # Licensed under the Apache License, Version 2.0.
 """Structured pruning: removes attention heads from any model of an architecture in `ATTENTION_ROLES`."""
 
-import copy
-import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from .compat import is_compiled_in_place, is_compiled_model, mark_initialised
-from .hard_coded_attention import Unprojected
-from .head_roles import HeadLayer, HeadRoles, locate_heads, qualified_name, roles_of
-from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
-from .headwise_classes import twin_class
-from .in_place import take_class
-from .number_checks import is_integer
-from .pruned_attention import OutputBias, PrunedAttention, specialise
+from .compat import mark_initialised
+from .head_roles import HeadLayer, HeadRoles, locate_heads, roles_of
+from .head_sites import HeadSite, config_value, heads_by_site, kinds_of
+from .projections import (
+    OutputBias,
+    check_parameter,
+    check_projection,
+    features_of,
+    outputs_of,
+    parameter_owners,
+    selected,
+    slice_projection,
+)
+from .prunable_models import Model, check_prunable, separate_configuration, take_twin_configuration
+from .pruned_attention import PrunedAttention, specialise
+from .retained import lowest_scored
 
 
 logger = logging.get_logger(__name__)
-
-Model = TypeVar("Model", bound=PreTrainedModel)  # functions that change a model in place return the same class
 
 # Attributes of attention modules that hold the number of heads, or their total size.
 _COUNTS = ("num_attention_heads", "num_heads", "n_heads")
@@ -78,7 +79,7 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
         >>> model.config.pruned_heads
         {0: [0, 2], 1: [0, 1, 2, 3]}
     """
-    _check_model(model)
+    check_prunable(model)
     layers = locate_heads(model)
     chosen = heads_by_site(heads, _num_heads(layers), "heads")
     chosen = _present(chosen, layers)
@@ -125,39 +126,11 @@ def retain_heads(model: Model, keep: int | Mapping[str, int], scores: Any) -> Mo
         >>> [layer.heads for layer in locate_heads(model)]
         [[1], [0, 1]]
     """
-    _check_model(model)
+    check_prunable(model)
     layers = locate_heads(model)
-    kinds = kinds_of(_num_heads(layers))
-    layers.sort(key=lambda layer: (kinds.index(layer.site.kind), layer.site.layer))
-    budgets = by_kind(keep, kinds, "keep") if isinstance(keep, Mapping) else {None: keep}
-    if not budgets:
-        raise ValueError(f"keep must be a number of heads, or a non-empty dictionary by kind, got {keep!r}.")
-    scored = kinds if None in budgets else list(budgets)
-    scores = _scores_by_site(scores, layers, kinds, scored)
-    chosen: dict[HeadSite, list[int]] = {}
-    for kind, budget in budgets.items():
-        candidates = [
-            (-sum(float(scores[layer.site][head]) for head in group), layer, group)
-            for layer in layers
-            if kind in (None, layer.site.kind)
-            for group in layer.groups()
-        ]
-        size = max(len(group) for _, _, group in candidates) if candidates else 1
-        present = sum(len(group) for _, _, group in candidates)
-        where = "" if kind is None else f" ({kind})"
-        if not is_integer(budget) or not 1 <= budget <= present:
-            raise ValueError(
-                f"keep{where} must be an integer from 1 to the number of heads, {present}, got {budget!r}."
-            )
-        if budget % size:
-            raise ValueError(
-                f"keep{where} must be a multiple of {size}, the number of query heads per key/value head, got "
-                f"{budget}."
-            )
-        # Sorting is stable: the first of equal candidates are kept.
-        for _, layer, group in sorted(candidates, key=lambda candidate: candidate[0])[int(budget) // size :]:
-            chosen.setdefault(layer.site, []).extend(group)
-    return prune_heads(model, config_value(chosen, kinds) or {})
+    counts = _num_heads(layers)
+    chosen = lowest_scored(keep, scores, {layer.site: layer.groups() for layer in layers}, counts, "head")
+    return prune_heads(model, config_value(chosen, kinds_of(counts)) or {})
 
 
 def apply_pruned_heads(model: PreTrainedModel) -> None:
@@ -182,23 +155,6 @@ def apply_pruned_heads(model: PreTrainedModel) -> None:
     _remove(model, layers, chosen)
 
 
-def separate_configuration(model: PreTrainedModel) -> None:
-    """Copies the configuration of a model before it is changed, since other models may share it.
-
-    A stock body, such as the `bert` of a `BertForMaskedLM`, keeps its configuration: it shares the object with the
-    model around it, which is saved. See [`prune_heads`] for a headwise body inside another model.
-    """
-    is_headwise = hasattr(model, "head_gates")
-    if model.base_model is model and not is_headwise:
-        return
-    copies: dict[int, Any] = {}
-    for attributes in map(vars, model.modules()):
-        for name, value in attributes.items():
-            # Attention modules of headwise models have a view of the configuration.
-            if isinstance(getattr(value, "_config", value), PreTrainedConfig):
-                attributes[name] = copy.deepcopy(value, copies)
-
-
 def _num_heads(layers: list[HeadLayer]) -> dict[HeadSite, int]:
     return {layer.site: layer.num_heads for layer in layers}
 
@@ -218,35 +174,11 @@ def _projections(layer: HeadLayer) -> Iterator[tuple[str, nn.Module, int]]:
                 yield name, getattr(layer.module, name), heads
 
 
-def _check_model(model: Any) -> None:
-    """Raises ValueError for compiled, wrapped or partial models."""
-    if is_compiled_model(model):
-        raise ValueError("model is compiled: remove heads from model._orig_mod, then compile it again.")
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"model must be a PreTrainedModel, got {type(model).__name__}; unwrap it first "
-            "(model.module of parallel training, model.merge_and_unload() of adapters)."
-        )
-    name = type(model).__name__
-    is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
-    if name.endswith("Stack") or (is_seq2seq and name.endswith(("Encoder", "Decoder"))):
-        raise ValueError(
-            f"{name} is a part of an encoder–decoder model, whose configuration records removed heads: pass the "
-            "whole model, and name the site, as in {'encoder': {0: [1, 2]}}."
-        )
-    for name, module in model.named_modules():
-        where = name or type(model).__name__
-        if is_compiled_in_place(module):
-            raise ValueError(f"{where} is compiled: remove heads first, then call compile().")
-        if type(module).__name__ in ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel"):
-            raise ValueError(f"{where} is wrapped in {type(module).__name__}: remove heads first, then wrap it.")
-
-
 def _check_layers(
     model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSite, list[int]], meta: bool = False
 ) -> None:
     """Raises ValueError for heads and weights that cannot be removed, before any is."""
-    name, owners = type(model).__name__, _owners(model)
+    name, owners = type(model).__name__, parameter_owners(model)
     for layer in layers:
         if layer.site not in chosen:
             continue
@@ -263,57 +195,25 @@ def _check_layers(
             )
         inputs = list(_projections(layer))
         for projection_name, projection, heads in inputs:
-            _check_projection(f"{name}: {layer.name}.{projection_name}", projection, owners, meta)
-            features = _outputs(projection)
+            check_projection(f"{name}: {layer.name}.{projection_name}", projection, owners, meta)
+            features = outputs_of(projection)
             if features % (heads * layer.head_dim):
                 raise ValueError(
                     f"{name}: {layer.name}.{projection_name} has {features} outputs, not a multiple of {heads} heads "
                     f"of size {layer.head_dim}."
                 )
         for vector in roles_of(layer.module).vectors:
-            _check_parameter(f"{name}: {layer.name}.{vector}", getattr(layer.module, vector), owners, meta)
-        _check_projection(f"{name}: the output projection of {layer.name}", layer.output, owners, meta)
+            check_parameter(f"{name}: {layer.name}.{vector}", getattr(layer.module, vector), owners, meta)
+        check_projection(f"{name}: the output projection of {layer.name}", layer.output, owners, meta)
 
 
 def check_output_projections(model: PreTrainedModel, layers: Iterable[HeadLayer]) -> None:
     """Raises ValueError for output projections that are quantized, adapted, sharded, tied or not loaded."""
-    owners = _owners(model)
+    owners = parameter_owners(model)
     for layer in layers:
-        _check_projection(
+        check_projection(
             f"{type(model).__name__}: the output projection of {layer.name}", layer.output, owners, meta=False
         )
-
-
-def _owners(model: PreTrainedModel) -> Counter:
-    """Number of modules that own each parameter, by its `id`."""
-    return Counter(id(weight) for module in model.modules() for weight in _own_parameters(module).values())
-
-
-def _own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of a module by name, without submodules and parametrizations."""
-    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-def _check_projection(name: str, projection: nn.Module, owners: Counter, meta: bool) -> None:
-    if isinstance(projection, Unprojected):
-        return
-    if type(projection) not in (nn.Linear, Conv1D):
-        raise ValueError(
-            f"{name} is a {qualified_name(projection)}, not an nn.Linear or Conv1D: merge adapters with PEFT's "
-            "merge_and_unload(), and load the model without quantization, before removing heads."
-        )
-    _check_parameter(name, _own_parameters(projection).get("weight"), owners, meta)
-    if projection.bias is not None:
-        _check_parameter(name, projection.bias, owners, meta)
-
-
-def _check_parameter(name: str, weight: Any, owners: Counter, meta: bool) -> None:
-    if type(weight) is not nn.Parameter or type(weight.data) is not torch.Tensor or hasattr(weight, "ds_id"):
-        raise ValueError(f"{name} is sharded, quantized or parametrized: undo that before removing heads.")
-    if owners[id(weight)] > 1:
-        raise ValueError(f"{name} shares its weights with another module; clone them before removing heads.")
-    if weight.is_meta and not meta:
-        raise ValueError(f"{name} is on the meta device: load the weights before removing heads.")
 
 
 def _remove(model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSite, list[int]]) -> None:
@@ -346,12 +246,12 @@ def _cut(model: PreTrainedModel, layer: HeadLayer, indices: list[int]) -> None:
         for _, projection, heads in list(_projections(layer)):
             kept = indices if heads == len(layer.heads) else shared
             # The outputs of an interleaved head are contiguous; others have one part in each block.
-            width = layer.head_dim if roles.interleaved == 1 else _outputs(projection) // heads
-            _slice(projection, kept, heads, width)
+            width = layer.head_dim if roles.interleaved == 1 else outputs_of(projection) // heads
+            slice_projection(projection, kept, heads, width)
         for name in roles.vectors:
             vector = getattr(module, name)
-            setattr(module, name, _selected(vector, 0, _features(indices, len(vector) // len(layer.heads))))
-        _slice(layer.output, indices, len(layer.heads), layer.head_dim, inputs=True)
+            setattr(module, name, selected(vector, 0, features_of(indices, len(vector) // len(layer.heads))))
+        slice_projection(layer.output, indices, len(layer.heads), layer.head_dim, inputs=True)
         # Encoders have no cache.
         behaviour = roles.with_heads or (None if layer.site.kind == "encoder" else PrunedAttention)
         if behaviour is not None:
@@ -387,83 +287,3 @@ def _empty(model: PreTrainedModel, layer: HeadLayer, roles: HeadRoles) -> None:
     module.cached_dim = layer.head_dim
     # Stock initialisation would access the projections.
     mark_initialised(module)
-
-
-def _slice(projection: nn.Module, indices: list[int], heads: int, head_dim: int, inputs: bool = False) -> None:
-    """Keeps the heads with these indices in each block of `heads` heads of a projection's outputs or inputs."""
-    if isinstance(projection, Unprojected):
-        projection.out_features = len(indices) * head_dim
-        return
-    transposed = isinstance(projection, Conv1D)
-    axis = int(inputs != transposed)
-    starts = range(0, projection.weight.shape[axis], heads * head_dim)
-    index = [start + feature for start in starts for feature in _features(indices, head_dim)]
-    projection.weight = _selected(projection.weight, axis, index)
-    if projection.bias is not None and not inputs:
-        projection.bias = _selected(projection.bias, 0, index)
-    size = {(True, True): "nx", (True, False): "nf", (False, True): "in_features", (False, False): "out_features"}
-    setattr(projection, size[transposed, inputs], len(index))
-
-
-def _outputs(projection: nn.Module) -> int:
-    return projection.nf if isinstance(projection, Conv1D) else projection.out_features
-
-
-def _features(indices: list[int], width: int) -> list[int]:
-    """Indices of the features of some heads of size `width`."""
-    return [index * width + feature for index in indices for feature in range(width)]
-
-
-def _selected(weight: nn.Parameter, axis: int, index: list[int]) -> nn.Parameter:
-    chosen = weight.detach().index_select(axis, torch.tensor(index, device=weight.device))
-    return nn.Parameter(chosen, requires_grad=weight.requires_grad)
-
-
-def _scores_by_site(
-    scores: Any, layers: list[HeadLayer], kinds: list[str], needed: list[str]
-) -> dict[HeadSite, list[float]]:
-    """Scores of the heads of the needed kinds, checked for present heads."""
-    if not isinstance(scores, Mapping):
-        if len(kinds) > 1:
-            raise ValueError(
-                f"scores must be a dictionary with the keys {', '.join(kinds)}, got {type(scores).__name__}."
-            )
-        scores = {kinds[0]: scores}
-    given = by_kind(scores, kinds, "scores")
-    found = {}
-    for kind in needed:
-        if kind not in given:
-            raise ValueError(f"scores of the heads of {kind} are missing.")
-        own = [layer for layer in layers if layer.site.kind == kind]
-        shape = (len(own), own[0].num_heads)
-        try:
-            table = torch.as_tensor(given[kind], dtype=torch.float64).detach().cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"scores of {kind} must be numbers of shape {shape}: {error}") from error
-        if tuple(table.shape) != shape:
-            raise ValueError(f"scores of {kind} must have shape (layers, heads) {shape}, got {tuple(table.shape)}.")
-        for layer, row in zip(own, table.tolist()):
-            for head in layer.heads:
-                if math.isnan(row[head]):
-                    raise ValueError(f"scores must not be NaN, but the score of {layer.site}, head {head} is.")
-            found[layer.site] = row
-    return found
-
-
-def take_twin_configuration(model: PreTrainedModel) -> bool:
-    """Converts the configuration of a stock model to its headwise counterpart, under whose `model_type` it is saved.
-
-    Args:
-        model (`PreTrainedModel`): A model with removed heads.
-
-    Returns:
-        `bool`: whether Auto classes can load the saved model: whether it has a headwise counterpart, or is headwise.
-    """
-    config = model.config
-    if config.model_type.startswith("headwise-"):
-        return True
-    stock = all(type(one).__module__.startswith("transformers.models.") for one in (model, config))
-    if not stock or twin_class(type(model).__name__) is None:
-        return False
-    take_class(config, twin_class(type(config).__name__))
-    return True

@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Attention modules of each architecture: their projections and their heads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import nn
 
@@ -59,6 +61,8 @@ class HeadRoles:
         """Names of the projections to queries and keys."""
         return (*self.queries, *self.keys[:1])
 
+
+Roles = TypeVar("Roles")
 
 # Roles that users registered, by class.
 _REGISTERED: dict[type[nn.Module], HeadRoles] = {}
@@ -164,7 +168,7 @@ ATTENTION_ROLES: dict[str, HeadRoles] = {
 # Names of cross-attention modules in their layers.
 _CROSS_ATTENTIONS = {"crossattention", "encoder_attn", "EncDecAttention"}
 # Attention pooling after the last layer, whose heads are not pruned.
-_POOLING = {"SiglipMultiheadAttentionPoolingHead"}
+POOLING = {"SiglipMultiheadAttentionPoolingHead"}
 
 
 def register_attention(attention_class: type[nn.Module], roles: HeadRoles) -> None:
@@ -207,10 +211,15 @@ def register_attention(attention_class: type[nn.Module], roles: HeadRoles) -> No
 
 def built_in_roles(cls: type) -> HeadRoles | None:
     """Roles of an attention class of Transformers; `None` for other classes."""
+    return stock_entry(ATTENTION_ROLES, cls)
+
+
+def stock_entry(table: Mapping[str, Roles], cls: type) -> Roles | None:
+    """Entry of a class of Transformers in a table by class name or `package.class`; `None` for other classes."""
     library, _, path = cls.__module__.partition(".models.")
     if library != "transformers":
         return None
-    return ATTENTION_ROLES.get(cls.__name__) or ATTENTION_ROLES.get(f"{path.partition('.')[0]}.{cls.__name__}")
+    return table.get(cls.__name__) or table.get(f"{path.partition('.')[0]}.{cls.__name__}")
 
 
 def qualified_name(module: nn.Module) -> str:
@@ -327,7 +336,7 @@ def locate_heads(model: nn.Module) -> list[HeadLayer]:
 def _unknown_attention(modules: dict[str, nn.Module], known: dict[str, HeadRoles]) -> str | None:
     """Description of attention in an unknown class, neither inside nor around a known attention module, if any."""
     around = {name[:end] for name in known for end in range(len(name)) if end == 0 or name[end] == "."}
-    passed = [*known, *(name for name, module in modules.items() if type(module).__name__ in _POOLING)]
+    passed = [*known, *(name for name, module in modules.items() if type(module).__name__ in POOLING)]
     strangers = [
         name
         for name, module in modules.items()
@@ -363,17 +372,20 @@ def _kind(name: str, module: nn.Module) -> str:
 
 def _layer(name: str, modules: dict[str, nn.Module]) -> int:
     """Layer index of an attention module, inferred from the module lists that contain it."""
-    path = name.split(".")
-    positions = [
-        (int(path[depth]), modules[".".join(path[:depth])])
-        for depth in range(1, len(path))
-        if isinstance(modules[".".join(path[:depth])], nn.ModuleList)
-    ]
-    if not positions:
+    if (layer := layer_name(name, modules)) is None:
         raise ValueError(f"the attention module {name} is not in a list of layers.")
-    layer, _ = positions[0]
-    if path[-3:-2] == ["albert_layers"]:
-        # ALBERT has a list of groups of layers.
-        inner, layers = positions[1]
-        return layer * len(layers) + inner
-    return layer
+    path = layer.split(".")
+    if path[-2:-1] == ["albert_layers"]:
+        return int(path[-3]) * len(modules[layer.rpartition(".")[0]]) + int(path[-1])
+    return int(path[-1])
+
+
+def layer_name(name: str, modules: dict[str, nn.Module]) -> str | None:
+    """Name of the layer that contains a module, or is it; `None` outside of lists of layers."""
+    path = name.split(".")
+    ends = [end for end in range(1, len(path)) if isinstance(modules[".".join(path[:end])], nn.ModuleList)]
+    if not ends:
+        return None
+    # ALBERT has a list of groups of layers.
+    inner = next((end for end in ends if path[end - 1] == "albert_layers"), ends[0])
+    return ".".join(path[: inner + 1])

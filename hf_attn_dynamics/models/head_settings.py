@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
 from .number_checks import is_finite
 from .teacher_settings import TEACHER, TeacherSettings
+from .unit_ranges import units_by_site, units_value
 
 
-FIELDS = ("guidance", "gates", "pruned_heads", "hard_coded")  # of a configuration
+FIELDS = ("guidance", "gates", "pruned_heads", "pruned_units", "added_biases", "hard_coded")  # of a configuration
 
 REDUCTIONS = ("row_mean", "paper", "code")
 EDGE_ROWS = ("uniform", "zero")
@@ -444,12 +445,14 @@ class HeadSettings:
     Args:
         sites (`dict[HeadSite, int]`): Number of heads, removed ones included, at each site.
         removed (`dict[HeadSite, list[int]]`): Removed heads, without empty sites.
+        removed_units (`dict[HeadSite, list[int]]`): Removed feed-forward units, without empty sites.
         gates (`dict[str, GateSettings]`), hard_coded (`dict[str, HardCodedSettings]`), guidance (`dict[str,
             GuidanceSettings]`): Settings by kind of site.
     """
 
     sites: dict[HeadSite, int]
     removed: dict[HeadSite, list[int]]
+    removed_units: dict[HeadSite, list[int]]
     gates: dict[str, GateSettings]
     hard_coded: dict[str, HardCodedSettings]
     guidance: dict[str, GuidanceSettings]
@@ -472,6 +475,13 @@ class HeadSettings:
         removed = {}
         if config.pruned_heads is not None:
             removed = heads_by_site(config.pruned_heads, sites, "pruned_heads", from_json=True)
+        removed_units = {}
+        if config.pruned_units is not None:
+            # The model checks the number of units, which configurations name differently.
+            blocks = {site: None for site in sites if site.kind != "cross"}
+            removed_units = units_by_site(config.pruned_units, blocks, "pruned_units", from_json=True)
+        if not isinstance(config.added_biases, bool):
+            raise ValueError(f"added_biases must be True or False, got {config.added_biases!r}.")
         gates = {
             kind: GateSettings.from_dict(value, named("gates", kind))
             for kind, value in _by_site(config, "gates", kinds).items()
@@ -499,7 +509,7 @@ class HeadSettings:
                 kind in config.causal_kinds(),
             )
         _check_columns(guidance)
-        settings = cls(sites, removed, gates, hard_coded, guidance, _values_of(config))
+        settings = cls(sites, removed, removed_units, gates, hard_coded, guidance, _values_of(config))
         # Compiled code cannot enter the lock of a cached property.
         for name, attribute in vars(cls).items():
             if isinstance(attribute, cached_property):
@@ -526,6 +536,7 @@ class HeadSettings:
             "guidance": value(self.guidance),
             "gates": value(self.gates),
             "pruned_heads": config_value(self.removed, self.kinds),
+            "pruned_units": units_value(self.removed_units, [kind for kind in self.kinds if kind != "cross"]),
             "hard_coded": value(self.hard_coded),
         }
 

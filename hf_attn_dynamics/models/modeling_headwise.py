@@ -14,7 +14,6 @@ from .guidance_inputs import guidance_targets, guided_row_counts, measured_targe
 from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
-from .head_pruning import apply_pruned_heads, separate_configuration
 from .head_roles import HeadLayer, locate_heads, roles_of
 from .head_settings import COLUMN_PREFIX, HeadSettings
 from .head_sites import HeadSite
@@ -24,9 +23,11 @@ from .headwise_call import OWN_ARGUMENTS, HeadRequest, HeadwiseCall
 from .headwise_inputs import CheckedInputsMixin, is_plain_text
 from .headwise_outputs import with_head_losses, with_loss
 from .loaded_weights import check_loaded_heads, telling_damaged_weights
+from .prunable_models import separate_configuration
 from .resizing import HeadwiseVocabularyMixin
 from .saved_code import is_of_this_package
 from .size_limits import LimitedModelMixin, check_folder
+from .unit_pruning import apply_pruning
 
 
 _OWN = frozenset(OWN_ARGUMENTS)
@@ -96,7 +97,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             cls.reads_targets = "decoder_input_ids" in inspect.signature(stock_forward).parameters
 
     def post_init(self):
-        """Checks the configuration, installs headwise and hard-coded attention and gates, and removes pruned heads,
+        """Checks the configuration, installs headwise and hard-coded attention and gates, and removes pruned parts,
         before weights are initialised or loaded."""
         if not hasattr(self.config, "check_heads"):
             raise TypeError(
@@ -109,7 +110,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         self._by_interface = all(roles_of(layer.module).by_interface for layer in layers)
         install_headwise_attention(layers)
         install_hard_coded_attention(self, self._head_settings.hard_coded)
-        apply_pruned_heads(self)
+        apply_pruning(self)
         install_gates(self, self._head_settings.gates)
         super().post_init()
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .compat import attention_kernel, kernel_name, mark_initialised
+from .compat import attention_kernel, kernel_name
 from .in_place import take_class
 
 
@@ -33,29 +33,6 @@ def attends_to(arguments: Mapping[str, Any]) -> torch.Tensor | None:
     """The hidden states that a cross-attention module attends to, among its arguments, if any."""
     names = ("key_value_states", "encoder_hidden_states")
     return next((arguments[name] for name in names if arguments.get(name) is not None), None)
-
-
-class OutputBias(nn.Linear):
-    """An output projection without inputs: returns its bias, or zero.
-
-    It is an `nn.Linear`, so that Transformers initialises the bias as usual. Its empty `weight` is a saved buffer, so
-    that stock classes raise an error for the checkpoint instead of initialising the weight.
-    """
-
-    def __init__(self, projection: nn.Module):
-        """Replaces a projection, `nn.Linear` or `Conv1D`, and keeps its bias."""
-        features = projection.out_features if isinstance(projection, nn.Linear) else projection.nf
-        with torch.device("meta"):
-            super().__init__(0, features, bias=False)
-        del self.weight
-        self.register_buffer("weight", projection.weight.detach().new_empty(features, 0))
-        # Some initialisations divide by the number of inputs.
-        mark_initialised(self.weight)
-        self.bias = projection.bias
-        self.train(projection.training)
-
-    def reset_parameters(self) -> None:
-        """Initialises nothing: PyTorch warns of weights without elements."""
 
 
 class PrunedAttention(nn.Module):

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Loading checkpoints of stock architectures with removed heads."""
+"""Loading pruned checkpoints of stock architectures."""
 
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,14 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .architectures import ARCHITECTURES
-from .head_pruning import apply_pruned_heads, take_twin_configuration
 from .head_roles import HeadLayer, locate_heads
 from .head_sites import SITE_KINDS
 from .headwise_classes import twin_class
 from .in_place import take_class
 from .loaded_weights import check_all_loaded, telling_damaged_weights
+from .prunable_models import take_twin_configuration
 from .size_limits import LimitedModelMixin, check_size_limits, read_config_dict
+from .unit_pruning import apply_pruning, is_pruned
 
 
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -60,7 +61,7 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
 
     def build(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **others: Any) -> None:
         stock.__init__(self, config, *args, **others)
-        apply_pruned_heads(self)
+        apply_pruning(self)
 
     # Under the same name, by which Transformers registers conversions of weights.
     names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__}
@@ -75,7 +76,7 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
         model, info = cls.from_pretrained(path, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs)
     take_class(model, stock)
     check_all_loaded(path, model, info, new_parts=model_class is not None)
-    if getattr(model.config, "pruned_heads", None):
+    if is_pruned(model.config):
         take_twin_configuration(model)
     return (model, info) if with_info else model
 
@@ -97,7 +98,7 @@ def saved_heads(path: str | Path) -> list[HeadLayer]:
     cls = _architecture(path, config_dict)
     with torch.device("meta"):
         model = cls(cls.config_class.from_pretrained(path))
-        apply_pruned_heads(model)
+        apply_pruning(model)
     return sorted(locate_heads(model), key=lambda layer: (SITE_KINDS.index(layer.site.kind), layer.site.layer))
 
 
