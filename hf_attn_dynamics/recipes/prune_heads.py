@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Remove attention heads of a classifier or a language model, chosen by gates, by importance or at random.
+"""Remove heads and feed-forward units of a classifier or a language model, for a number of heads or a speed-up.
 
     accelerate launch recipes/prune_heads.py                                     # a demonstration on embedded text
     accelerate launch recipes/prune_heads.py recipes/configs/prune_heads.yaml    # the same, with every key explained
@@ -8,6 +8,8 @@
     accelerate launch recipes/prune_heads.py --task causal-lm --num_key_value_heads 4 --keep 16 8    # a small Llama
     accelerate launch recipes/prune_heads.py --task masked-lm --architecture modernbert
     accelerate launch recipes/prune_heads.py --task image                        # a small ViT, on drawings
+    accelerate launch recipes/prune_heads.py --model bert-base-uncased --train_file sst2/train.tsv \\
+        --validation_file sst2/dev.tsv --target_speedup 2 3 --distillation_weight 0.5 --output_dir runs/faster
 
 The dense model is a classifier of texts, which is trained or fine-tuned from a checkpoint; with `--task causal-lm` a
 decoder and with `--task masked-lm` an encoder, on running text in blocks of `--max_length` tokens; with `--task
@@ -17,19 +19,28 @@ many in each way: `gates` are trained (Voita et al. 2019), `michel` removes the 
 the loss (Michel et al. 2019), and `random` draws. Where heads share keys and values, groups are removed as a whole,
 and `--keep` counts heads.
 
+`--target_speedup` sets a speed-up instead, which units of the feed-forward blocks and whole blocks also contribute to
+(`--parts`). The time of the model is measured first, for batches of `--latency_batch` texts of `--latency_length`
+tokens on this device; a table says what can be reached. `gates` are trained until the expected time is below the
+target (Xia et al. 2022), `fisher` removes what the loss depends on least by the diagonal of its Fisher information
+(Kwon et al. 2022), and `michel` and `random` as above; `--refit` adjusts what is left by least squares, before
+training. With `--distillation_weight` or `--hidden_distillation_weight`, all copies learn from the dense model.
+
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the model with all heads) and `model-K/` (with K
-heads, chosen in the first way). `--push_to_hub true --hub_model_id USER/NAME` pushes `model-K/` of the first K to the
-Hub after everything is written.
+heads, chosen in the first way). For speed-ups, `parts.png` shows what is left of each layer, `latency_table.json` has
+the measured times, and the models are `model-2x/` …. `--push_to_hub true --hub_model_id USER/NAME` pushes the first of
+these models to the Hub after everything is written.
 """
 
 import copy
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import PartialState
 from torch.utils.data import DataLoader
 from transformers import (
@@ -39,34 +50,25 @@ from transformers import (
 )
 
 from .. import (
+    CostTable,
     GateHistory,
-    HeadScores,
     HeadwiseTrainer,
     HeadwiseTrainingArguments,
-    head_importance,
-    head_report,
     headwise_model,
-    random_importance,
-    retain_heads,
+    measure_latency_table,
+    refit_outputs,
 )
-from .._tables import format_table
-from ..analysis.plots.base import (
-    plot_gate_history,
-    plot_gates,
-    plot_heads_per_layer,
-    plot_pruning_curve,
-)
-from ..hub.card import Metric, write_model_card
 from ..models.head_roles import locate_heads
+from ..models.head_sites import HeadSite
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
-from .arguments.base import OF_A_TEACHER, flag, refuse_flags
+from .arguments.base import check_names, flag
 from .arguments.prune_heads import PruneArguments
 from .classifying import fitting_length
-from .pictures import draw
+from .pruning_goals import Goal, HeadGoal, SpeedupGoal
+from .pruning_reports import LATENCY_TABLE, measured, print_report, publish, report_of_first, summarise
 from .pruning_tasks import PRUNING_TASKS, PruningTask
-from .run import SUMMARY, Run, cpu_only, run_recipe, write_csv
-from .summaries.base import rows_table
-from .summaries.prune_heads import PrunedRow, PruneSummary
+from .run import Run, cpu_only, run_recipe
+from .summaries.prune_heads import PruneSummary
 
 
 @dataclass
@@ -82,6 +84,9 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
     train_sampling_strategy: str = flag("group_by_length", "Order of the examples.")
     save_strategy: str = flag("no", "When to save checkpoints; finished models are saved in any case.")
     report_to: str | None = flag("none", "Trackers to report to.")
+    target_speedup: list[float] | None = flag(
+        None, "Speed-ups to reach, each from the dense model, instead of numbers of heads; 2 is half of the time."
+    )
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
@@ -91,8 +96,18 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
                 raise ValueError(f"{name}={value} has no effect here; set {instead}.")
         if self.gate_penalty:
             raise ValueError(f"gate_penalty={self.gate_penalty} has no effect here; set keep.")
-        refuse_flags(self, OF_A_TEACHER)
+        for name, instead in (("target_flops", "set target_speedup"), ("latency_table", "it is measured")):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)} has no effect here; {instead}.")
+        if self.target_speedup is not None:
+            check_names("target_speedup", self.target_speedup)
+            for speedup in self.target_speedup:
+                if not 1 < speedup < math.inf:
+                    raise ValueError(f"target_speedup must be greater than 1, got {speedup}.")
+        # The trainer takes one at a time.
+        speedups, self.target_speedup = self.target_speedup, None
         super().__post_init__()
+        self.target_speedup = speedups
 
 
 def train_epochs(
@@ -101,16 +116,25 @@ def train_epochs(
     epochs: float,
     training_args: PruneTrainingArguments,
     data: dict[str, Any],
+    callbacks: list | None = None,
+    more: dict[str, Any] | None = None,
     **settings: Any,
 ) -> HeadwiseTrainer:
-    """Trains a model for some epochs; `settings` replace training arguments, `data` are arguments of the trainer."""
-    callbacks = settings.pop("callbacks", None)
+    """Trains a model for some epochs.
+
+    Args:
+        data (`dict`): Arguments of the trainer; `more` are further ones.
+        settings: Replace training arguments; without a teacher, nothing is learnt from one.
+    """
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
-    run_args.num_train_epochs = epochs
+    run_args.num_train_epochs, run_args.target_speedup = epochs, None
+    more = more or {}
+    if more.get("teacher") is None:
+        run_args.distillation_weight = run_args.hidden_distillation_weight = 0.0
     for key, value in settings.items():
         setattr(run_args, key, value)
-    trainer = HeadwiseTrainer(model, run_args, callbacks=callbacks, **data)
+    trainer = HeadwiseTrainer(model, run_args, callbacks=callbacks, **data, **more)
     show_progress(trainer, name)
     if epochs:
         train_from_newest(trainer)
@@ -118,16 +142,13 @@ def train_epochs(
 
 
 def evaluate_method(trainer: HeadwiseTrainer, method: str, task: PruningTask) -> dict[str, Any]:
-    """Results of a model, with the number of heads per layer."""
+    """Results of a model, with the number of heads and units per layer."""
     metrics = trainer.evaluate()
     model = trainer.accelerator.unwrap_model(trainer.model)
-    kept = model.config.kept_heads()
-    layers: dict[str, list[int]] = {}
-    for site, heads in kept.items():
-        layers.setdefault(site.kind, []).append(len(heads))
+    layers = counts_by_kind(model.config.kept_heads())
     return {
         "method": method,
-        "heads": sum(map(len, kept.values())),
+        "heads": sum(map(sum, layers.values())),
         task.metric: task.value(metrics),
         "loss": metrics["eval_loss"],
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -135,54 +156,79 @@ def evaluate_method(trainer: HeadwiseTrainer, method: str, task: PruningTask) ->
     }
 
 
-def importance_of(
-    method: str,
-    model: PreTrainedModel,
-    folder: Path,
-    args: PruneArguments,
-    training_args: PruneTrainingArguments,
-    data: dict[str, Any],
-) -> HeadScores:
-    """Importance of the heads of the dense model, computed once for all numbers of heads."""
-    record = folder / "checkpoints" / f"importance-{method}.json"
-    if record.is_file():
-        return HeadScores.load(record)
-    if method == "random":
-        scores = random_importance(model, seed=training_args.seed)
-    else:
-        examples = data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
-        batches = DataLoader(examples, batch_size=64, collate_fn=data["data_collator"])
-        model.to(training_args.device)
-        with masks_of_evaluation(data["data_collator"]):
-            scores = head_importance(model, batches, normalize="l2", progress=not training_args.disable_tqdm)
-    if PartialState().is_main_process:
-        scores.save(record)
-    return scores
+def counts_by_kind(parts: Mapping[HeadSite, Sequence[int]]) -> dict[str, list[int]]:
+    """Number of heads or units in each layer, by kind of site."""
+    counts: dict[str, list[int]] = {}
+    for site, numbers in parts.items():
+        counts.setdefault(site.kind, []).append(len(numbers))
+    return counts
 
 
-def prune_copy(
-    method: str,
-    keep: int,
-    task: PruningTask,
-    folder: Path,
-    args: PruneArguments,
-    training_args: PruneTrainingArguments,
-    data: dict[str, Any],
-) -> tuple[HeadwiseTrainer, GateHistory | None]:
-    """Prunes a copy of the dense model to `keep` heads and trains it; returns its trainer and the history of gates."""
-    name = f"{method}-{keep}"
-    load = partial(headwise_model, folder / "dense", task.auto_class)
-    set_seed(training_args.seed)
-    if method == "gates":
-        model, history = load().add_gates({"variant": args.gate_variant}), GateHistory(every=5)
-        trainer = train_epochs(
-            model, name, args.gate_epochs, training_args, data, target_heads=keep, callbacks=[history]
-        )
-        model = trainer.prune()
-        return train_epochs(model, f"{name} fine-tuned", args.finetune_epochs, training_args, data), history
-    model = load()
-    retain_heads(model, keep, importance_of(method, model, folder, args, training_args, data))
-    return train_epochs(model, name, args.gate_epochs + args.finetune_epochs, training_args, data), None
+class Pruning:
+    """Copies of the dense model, pruned and trained."""
+
+    def __init__(
+        self,
+        task: PruningTask,
+        folder: Path,
+        args: PruneArguments,
+        training_args: PruneTrainingArguments,
+        data: dict[str, Any],
+    ):
+        self.task, self.folder, self.args, self.training_args, self.data = task, folder, args, training_args, data
+
+    def dense(self) -> PreTrainedModel:
+        """The dense model, loaded anew."""
+        return headwise_model(self.folder / "dense", self.task.auto_class)
+
+    def train(self, model: PreTrainedModel, name: str, epochs: float, **settings: Any) -> HeadwiseTrainer:
+        """Trains a model for some epochs, with the dense model as its teacher if it has one."""
+        own = self.training_args
+        taught = own.distillation_weight or own.hidden_distillation_weight
+        more = settings.pop("more", {}) | ({"teacher": self.dense()} if taught and epochs else {})
+        return train_epochs(model, name, epochs, own, self.data, more=more, **settings)
+
+    def examples(self) -> Any:
+        """Batches of training examples, on which importance is computed and projections are refitted."""
+        args, training_args = self.args, self.training_args
+        examples = self.data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
+        return DataLoader(examples, batch_size=64, collate_fn=self.data["data_collator"])
+
+    def scores(self, method: str, model: PreTrainedModel, goal: Goal) -> Any:
+        """Scores of the parts of the dense model, computed once for all goals."""
+        record = self.folder / "checkpoints" / f"importance-{method}.json"
+        if record.is_file():
+            return goal.read_scores(record)
+        model.to(self.training_args.device)
+        with masks_of_evaluation(self.data["data_collator"]):
+            progress = not self.training_args.disable_tqdm
+            scores = goal.scores(method, model, self.examples, self.training_args.seed, progress)
+        if PartialState().is_main_process:
+            scores.save(record)
+        return scores
+
+    def prune(self, method: str, goal: Goal) -> tuple[HeadwiseTrainer, dict[str, Any]]:
+        """Prunes a copy of the dense model and trains it; returns its trainer and further results."""
+        name, args = f"{method}-{goal.name}", self.args
+        set_seed(self.training_args.seed)
+        if method == "gates":
+            model, history = self.dense().add_gates(goal.gates(args)), GateHistory(every=5)
+            trainer = self.train(
+                model, name, args.gate_epochs, callbacks=[history], more=goal.trainer(), **goal.training()
+            )
+            if trainer.is_world_process_zero():
+                history.save(self.folder / "checkpoints" / name / "gates.json")
+            return self.train(trainer.prune(), f"{name} fine-tuned", args.finetune_epochs), {}
+        model = self.dense()
+        goal.prune(model, self.scores(method, model, goal))
+        more = {}
+        if isinstance(goal, SpeedupGoal):
+            if args.refit:
+                with masks_of_evaluation(self.data["data_collator"]):
+                    refit_outputs(model, self.dense().to(model.device), self.examples())
+            untrained = train_epochs(model, f"{name} untrained", 0, self.training_args, self.data)
+            more["untrained"] = self.task.value(untrained.evaluate())
+        return self.train(model, name, args.gate_epochs + args.finetune_epochs), more
 
 
 def prepare(
@@ -196,16 +242,6 @@ def prepare(
     task.check_examples(processor)
     if args.latency_length is not None:
         fitting_length("latency_length", args.latency_length, args.latency_length, model.config)
-    total = sum(map(len, model.config.kept_heads().values()))
-    if max(args.keep) >= total:
-        raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")
-    group = max(layer.group_size for layer in locate_heads(model))
-    for keep in args.keep:
-        if keep % group:
-            raise ValueError(
-                f"keep={keep}, but {group} heads share a key/value head and are removed together; keep a multiple of "
-                f"{group}."
-            )
     with PartialState().main_process_first():
         train_set, validation_set = (task.examples(rows, processor) for rows in (task.train, task.validation))
     data = {
@@ -226,154 +262,108 @@ def prepare(
     return model, data, facts
 
 
-def check_and_choose(args: PruneArguments) -> None:
-    """Raises ValueError for flags that the task does not read; sets the length of texts unless the user does."""
+def choose_goals(
+    model: PreTrainedModel, task: PruningTask, args: PruneArguments, training_args: PruneTrainingArguments
+) -> list[Goal]:
+    """The goals of a run.
+
+    Raises:
+        ValueError: if one of them cannot be reached.
+    """
+    if training_args.target_speedup is not None:
+        table = table_of_run(model, task, args, training_args)
+        for speedup in training_args.target_speedup:
+            table.check_target(speedup, args.parts)
+        return [SpeedupGoal(speedup, table, tuple(args.parts)) for speedup in training_args.target_speedup]
+    total = sum(map(len, model.config.kept_heads().values()))
+    if max(args.keep) >= total:
+        raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")
+    group = max(layer.group_size for layer in locate_heads(model))
+    for keep in args.keep:
+        if keep % group:
+            raise ValueError(
+                f"keep={keep}, but {group} heads share a key/value head and are removed together; keep a multiple of "
+                f"{group}."
+            )
+    return [HeadGoal(keep) for keep in args.keep]
+
+
+def table_of_run(
+    model: PreTrainedModel, task: PruningTask, args: PruneArguments, training_args: PruneTrainingArguments
+) -> CostTable:
+    """The measured times of the model, those of the first start in a resumed run."""
+    record = Path(training_args.output_dir) / LATENCY_TABLE
+    if record.is_file():
+        return CostTable.load(record)
+    with PartialState().main_process_first():
+        # Other processes read what the main one has measured.
+        return measure_latency_table(
+            model,
+            args.latency_batch,
+            task.latency_length,
+            device=training_args.device,
+            progress=not training_args.disable_tqdm,
+        )
+
+
+def check_and_choose(args: PruneArguments, training_args: PruneTrainingArguments) -> None:
+    """Raises ValueError for flags that the task or the goal does not read; sets those that the user leaves out."""
     task = PRUNING_TASKS[args.task]
     task.check(args)
     task.choose_length(args)
+    args.choose_methods(training_args.target_speedup is not None)
 
 
 def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     """Run the recipe; returns the content of `summary.json`."""
     run = Run(args, training_args)
-    with run.preparing(partial(check_and_choose, args)):
+    with run.preparing(partial(check_and_choose, args, training_args)):
         task = PRUNING_TASKS[args.task](args)
         model, data, facts = prepare(task, args, training_args)
-    folder = run.folder
+        goals = choose_goals(model, task, args, training_args)
+    folder, pruning = run.folder, Pruning(task, run.folder, args, training_args, data)
+    if isinstance(goals[0], SpeedupGoal) and PartialState().is_main_process:
+        goals[0].table.save(folder / LATENCY_TABLE)
+        print(f"\n{goals[0].table}\n")
 
     def make_dense():
         trainer = train_epochs(model, "dense", training_args.num_train_epochs, training_args, data)
         return evaluate_method(trainer, "dense", task), trainer, "dense"
 
-    def make_pruned(method: str, keep: int):
-        trainer, history = prune_copy(method, keep, task, folder, args, training_args, data)
-        if history is not None and trainer.is_world_process_zero():
-            history.save(folder / "checkpoints" / f"{method}-{keep}" / "gates.json")
-        return (
-            evaluate_method(trainer, method, task),
-            trainer,
-            f"model-{keep}" if method == args.importance[0] else None,
-        )
+    def make_pruned(method: str, goal: Goal):
+        trainer, more = pruning.prune(method, goal)
+        results = evaluate_method(trainer, method, task) | more
+        if isinstance(goal, SpeedupGoal):
+            results |= measured(trainer.model, pruning.dense(), goal, task, args, training_args)
+        return results, trainer, f"model-{goal.name}" if method == args.importance[0] else None
 
-    def make_from_scratch(keep: int):
+    def make_from_scratch(goal: Goal):
         set_seed(training_args.seed)
-        config = AutoConfig.from_pretrained(folder / f"model-{keep}")
+        config = AutoConfig.from_pretrained(folder / f"model-{goal.name}")
         epochs = training_args.num_train_epochs + args.gate_epochs + args.finetune_epochs
-        trainer = train_epochs(headwise_model(config, task.auto_class), f"scratch-{keep}", epochs, training_args, data)
-        return evaluate_method(trainer, "from scratch", task), trainer, None
+        scratch = headwise_model(config, task.auto_class)
+        trainer = train_epochs(scratch, f"scratch-{goal.name}", epochs, training_args, data)
+        results = evaluate_method(trainer, "from scratch", task)
+        if isinstance(goal, SpeedupGoal):
+            results |= measured(trainer.model, pruning.dense(), goal, task, args, training_args)
+        return results, trainer, None
 
     dense = run.once("dense", make_dense)
     rows = [
-        run.once(f"{method}-{keep}", partial(make_pruned, method, keep))
+        run.once(f"{method}-{goal.name}", partial(make_pruned, method, goal))
         for method in args.importance
-        for keep in args.keep
+        for goal in goals
     ]
     if args.from_scratch:
-        rows += [run.once(f"scratch-{keep}", partial(make_from_scratch, keep)) for keep in args.keep]
-    summary = summarise(task, dense, rows, args, training_args, folder, facts)
+        rows += [run.once(f"scratch-{goal.name}", partial(make_from_scratch, goal)) for goal in goals]
+    report = report_of_first(goals, task, args, training_args, folder)
+    summary = summarise(task, dense, rows, goals, report, facts)
     return run.finish(
         summary,
-        lambda: publish(task, dense, rows, summary, args, folder),
-        lambda: print_report(task, dense, summary, folder),
-        pushed=f"model-{args.keep[0]}",
+        lambda: publish(task, dense, rows, summary, goals, args, report, folder),
+        lambda: print_report(task, dense, rows, summary, goals, report, folder),
+        pushed=f"model-{goals[0].name}",
     )
-
-
-def pruned_row(task: PruningTask, results: dict[str, Any]) -> PrunedRow:
-    values = {key: results[key] for key in ("method", "heads", "loss", "parameters")}
-    return PrunedRow(metric=task.metric, value=results[task.metric], **values)
-
-
-def summarise(
-    task: PruningTask,
-    dense: dict[str, Any],
-    rows: list[dict[str, Any]],
-    args: PruneArguments,
-    training_args: PruneTrainingArguments,
-    folder: Path,
-    facts: dict[str, Any],
-) -> PruneSummary:
-    keep, first, metric = args.keep[0], rows[0], task.metric
-    scratch = [row[metric] for row in rows if row["method"] == "from scratch" and row["heads"] == keep]
-    report = head_report(
-        headwise_model(folder / f"model-{keep}", task.auto_class),
-        batch=args.latency_batch,
-        length=task.latency_length,
-        device=training_args.device,
-        dense=headwise_model(folder / "dense", task.auto_class),
-    ).to_dict()
-    return PruneSummary(
-        metric=metric,
-        heads_total=dense["heads"],
-        heads_kept=first["heads"],
-        metric_dense=dense[metric],
-        metric_pruned=first[metric],
-        metric_from_scratch=scratch[0] if scratch else None,
-        parameters={kind: report[f"parameters_{kind}"] for kind in ("dense", "pruned")},
-        bytes={kind: report[f"bytes_{kind}"] for kind in ("dense", "pruned")},
-        **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
-        latency={key: report[key] for key in ("device", "threads", "batch", "length")},
-        rows=[pruned_row(task, row) for row in rows],
-        **facts,
-    )
-
-
-def publish(
-    task: PruningTask, dense: dict, rows: list[dict], summary: PruneSummary, args: PruneArguments, folder: Path
-) -> None:
-    """Writes the table, the pictures and the card of each model."""
-    write_csv(folder / "curve.csv", [row.to_dict() for row in (pruned_row(task, dense), *summary.rows)])
-    metric, title, total = task.metric, f"{task.model_name}; {summary.text}", summary.heads_total
-    shown = [{key: row[key] for key in ("method", "heads", metric)} for row in rows]
-    draw(plot_pruning_curve, folder / "curve.png", shown, title, metric, dense[metric], total)
-    chosen = {f"keep {row['heads']}": row["layers"] for row in rows if row["method"] == args.importance[0]}
-    built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
-    draw(plot_heads_per_layer, folder / "heads.png", chosen, total=built, title=title)
-    if "gates" in args.importance:
-        keep = args.keep[0]
-        history = GateHistory.load(folder / "checkpoints" / f"gates-{keep}" / "gates.json")
-        of_all = {"target": keep, "settled_heads": history.settled_heads}
-        draw(plot_gate_history, folder / "gate_history.png", history.steps, history.open_heads, title, **of_all)
-        last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
-        draw(plot_gates, folder / "gates.png", last, f"{title}; target: {keep} of {total} heads")
-    for row in (dense, *rows[: len(args.keep)]):
-        is_dense = row is dense
-        of_model = folder / ("dense" if is_dense else f"model-{row['heads']}")
-        config = AutoConfig.from_pretrained(of_model)
-        heads = f"all {total}" if is_dense else f"{row['heads']} of {total}"
-        chosen_by = f", chosen by {row['method']}" * (not is_dense)
-        # The other ways train the remaining heads instead of gates.
-        is_tuned = not is_dense and (args.finetune_epochs or row["method"] != "gates")
-        more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
-        write_model_card(
-            of_model,
-            name=f"{task.model_name}, {heads} heads",
-            description=task.description(config, f"{heads} attention heads{more}"),
-            config=config,
-            task=task.hub_task,
-            figures={metric: row[metric], f"{metric}_dense": None if is_dense else dense[metric]},
-            metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
-            dataset=summary.text,
-            provenance=summary.provenance,
-            methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
-            language=task.language,
-            license=args.license,
-            base_model=args.model,
-            hub_dataset=args.dataset_name,
-        )
-
-
-def print_report(task: PruningTask, dense: dict, summary: PruneSummary, folder: Path) -> None:
-    print("\n" + format_table(*rows_table([pruned_row(task, dense), *summary.rows])))
-    latency = summary.latency
-    length = f" × {latency['length']}" * (latency["length"] is not None)
-    print(
-        f"\n{summary.heads_kept} of {summary.heads_total} heads: {summary.latency_ratio:.0%} of the time "
-        f"(batch {latency['batch']}{length}, {latency['threads']} threads, {latency['device']}), "
-        f"{summary.parameters['pruned'] / summary.parameters['dense']:.0%} of the parameters."
-    )
-    models = ", ".join(["dense/", *(f"model-{heads}/" for heads in dict.fromkeys(row.heads for row in summary.rows))])
-    print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,21 @@
 from dataclasses import dataclass
 
 from ...models.head_settings import VARIANTS
-from .base import LabelledTextArguments, PublishArguments, SizeArguments, check_names, flag, with_default
+from .base import (
+    LabelledTextArguments,
+    PublishArguments,
+    SizeArguments,
+    check_names,
+    flag,
+    refuse_flags,
+    with_default,
+)
 from .classifying import check_sources
 
 
 PRUNE_TASKS = ("text-classification", "causal-lm", "masked-lm", "image")
-METHODS = ("gates", "michel", "random")
+METHODS = ("gates", "michel", "random", "fisher")
+PARTS = ("heads", "units", "blocks")
 DEFAULT_LENGTH = 64
 
 
@@ -19,14 +28,28 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
 
     task: str = flag("text-classification", f"Task to train on: {', '.join(PRUNE_TASKS)}.")
     keep: list[int] = flag([8, 2], "Numbers of heads to keep, each from the dense model.")
-    importance: list[str] = flag(list(METHODS), f"Ways to choose the heads: {', '.join(METHODS)}.")
+    parts: list[str] = flag(
+        list(PARTS), f"What may be removed for a speed-up: {', '.join(PARTS)} (units of feed-forward blocks)."
+    )
+    importance: list[str] | None = flag(
+        None,
+        f"Ways to choose what is removed: {', '.join(METHODS)}; by default gates, michel, random for heads, and gates, "
+        "fisher, random for a speed-up.",
+        earlier="method",
+    )
+    refit: bool = flag(
+        True, "For a speed-up without gates, refit the output projections by least squares before training."
+    )
     from_scratch: bool = flag(False, "Also train models with the same heads from random weights.")
     gate_epochs: float = flag(1.0, "Epochs of training with gates.")
     finetune_epochs: float = flag(1.0, "Epochs of training after pruning.")
-    importance_examples: int = flag(1024, "Training examples to compute the importance of michel on.")
+    importance_examples: int = flag(1024, "Training examples to compute the importance of heads and units on.")
     gate_variant: str = flag("paper", f"Variant of the gates: {' or '.join(VARIANTS)}.")
     latency_batch: int = flag(8, "Batch size of the timed forward passes.")
     latency_length: int | None = flag(None, "Tokens per text in the timed passes; max_length by default.")
+    latency_shapes: list[str] | None = flag(
+        None, "Further batch sizes and lengths to time the models of a speed-up on, such as 1x32."
+    )
 
     model: str | None = flag(
         None,
@@ -59,10 +82,15 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
         if self.task != "image":  # which is refused all flags of texts, in words of its own
             check_sources(self)
         check_names("keep", self.keep)
-        check_names("importance", self.importance, METHODS)
         for keep in self.keep:
             if keep < 1:
                 raise ValueError(f"keep must be at least 1, got {keep}.")
+        if self.importance is not None:
+            check_names("importance", self.importance, METHODS)
+        check_names("parts", self.parts, PARTS)
+        self.more_shapes()
+        if self.parts == ["blocks"]:
+            raise ValueError("parts must name heads, units or both, beside blocks.")
         self.check_at_least(1, "importance_examples", "latency_batch", "latency_length", "num_key_value_heads")
         if self.gate_variant not in VARIANTS:
             raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
@@ -71,6 +99,38 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
                 f"gate_epochs must be above 0 and finetune_epochs at least 0, got {self.gate_epochs} and "
                 f"{self.finetune_epochs}."
             )
+
+    def more_shapes(self) -> list[tuple[int, int]]:
+        """Further batch sizes and lengths of timed passes.
+
+        Raises:
+            ValueError: if one is not two numbers.
+        """
+        shapes = []
+        for shape in self.latency_shapes or ():
+            batch, _, length = shape.partition("x")
+            if not (batch.isdecimal() and length.isdecimal() and int(batch) and int(length)):
+                raise ValueError(f"latency_shapes must be batch sizes and lengths, such as 1x32, got {shape!r}.")
+            shapes.append((int(batch), int(length)))
+        return shapes
+
+    def choose_methods(self, for_speedup: bool) -> None:
+        """Sets `importance` unless the user does.
+
+        Raises:
+            ValueError: for flags that only the other kind of goal reads.
+        """
+        default = ["gates", "fisher", "random"] if for_speedup else ["gates", "michel", "random"]
+        self.importance = self.importance or default
+        if for_speedup:
+            refuse_flags(self, {"keep": "target_speedup says what to reach"})
+            return
+        refuse_flags(
+            self,
+            {"parts": "set target_speedup", "refit": "set target_speedup", "latency_shapes": "set target_speedup"},
+        )
+        if "fisher" in self.importance:
+            raise ValueError("importance fisher chooses heads and units for a speed-up; set target_speedup.")
 
 
 ARGUMENTS, HAS_TRAINER, PRESETS = PruneArguments, True, None

@@ -155,8 +155,10 @@ class Summary(Record):
 def rows_table(rows: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     """Header and lines of a table with a line per record; columns without any value are left out."""
     lines = [row.to_dict() for row in rows]
-    keys = [key for key in lines[0] if any(line[key] is not None for line in lines)]
-    return keys, [[line[key] for key in keys] for line in lines]
+    # Rows may lack optional values; the longest one has the order of the others.
+    longest = max(lines, key=len)
+    keys = [key for key in longest if any(line.get(key) is not None for line in lines)]
+    return keys, [[line.get(key) for key in keys] for line in lines]
 
 
 def explained(summary: type[Summary], width: int = 100) -> str:

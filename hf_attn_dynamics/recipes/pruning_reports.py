@@ -1,0 +1,276 @@
+# Licensed under the Apache License, Version 2.0.
+"""Results of `prune_heads`: measurements, summary, table, pictures and cards."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, PreTrainedModel, TrainingArguments
+
+from .. import GateHistory, HeadReport, head_report, headwise_model
+from .._tables import format_table
+from ..analysis.plots.base import plot_gate_history, plot_gates, plot_heads_per_layer, plot_pruning_curve
+from ..analysis.plots.parts import plot_parts_per_layer, plot_speedup_curve
+from ..hub.card import Metric, write_model_card
+from .arguments.prune_heads import PruneArguments
+from .pictures import draw
+from .pruning_goals import Goal, HeadGoal, SpeedupGoal
+from .pruning_tasks import PruningTask
+from .run import SUMMARY, write_csv
+from .summaries.base import rows_table
+from .summaries.prune_heads import PrunedRow, PruneSummary
+
+
+LATENCY_TABLE = "latency_table.json"
+
+
+def measured(
+    model: PreTrainedModel,
+    dense: PreTrainedModel,
+    goal: SpeedupGoal,
+    task: PruningTask,
+    args: PruneArguments,
+    training_args: TrainingArguments,
+) -> dict[str, Any]:
+    """Speed-up of a model, measured against the dense one, and what is left of it."""
+    shapes = [(args.latency_batch, task.latency_length), *args.more_shapes()]
+    reports = [
+        head_report(model, batch=batch, length=length, device=training_args.device, dense=dense)
+        for batch, length in shapes
+    ]
+    first = reports[0]
+    return {
+        "target": goal.speedup,
+        "speedup": 1 / first.latency_ratio,
+        "more_speedups": {report_name(report): 1 / report.latency_ratio for report in reports[1:]},
+        "predicted_speedup": goal.table.speedup_of(model),
+        "speedup_of_ideal": first.latency_of_ideal,
+        "units": first.units_kept,
+        "blocks": first.blocks_kept,
+        "bytes": first.bytes_pruned,
+        "units_of_layers": first.units,
+    }
+
+
+def report_name(report: Any) -> str:
+    """Batch size and length of a report, such as `1x32`."""
+    return f"{report.batch}x{report.length}" if report.length is not None else str(report.batch)
+
+
+def pruned_row(task: PruningTask, results: dict[str, Any]) -> PrunedRow:
+    names = (
+        "method", "heads", "loss", "parameters", "target", "speedup", "more_speedups", "predicted_speedup",
+        "speedup_of_ideal", "units", "blocks", "untrained", "bytes",
+    )  # fmt: skip
+    values = {key: results[key] for key in names if key in results}
+    return PrunedRow(metric=task.metric, value=results[task.metric], **values)
+
+
+def dense_row(task: PruningTask, dense: dict[str, Any], rows: list[dict[str, Any]], report: HeadReport) -> PrunedRow:
+    """The row of the dense model, with a value in each column of the others."""
+    if "target" not in rows[0]:
+        return pruned_row(task, dense)
+    of_speed = {
+        "target": 1.0,
+        "speedup": 1.0,
+        "more_speedups": dict.fromkeys(rows[0]["more_speedups"], 1.0),
+        "predicted_speedup": 1.0,
+        "units": report.units_total,
+        "blocks": report.blocks_total,
+        "bytes": report.bytes_dense,
+    }
+    return pruned_row(task, dense | of_speed)
+
+
+def report_of_first(
+    goals: list[Goal], task: PruningTask, args: PruneArguments, training_args: TrainingArguments, folder: Path
+) -> HeadReport:
+    """Measurements of the model of the first way and the first goal."""
+    return head_report(
+        headwise_model(folder / f"model-{goals[0].name}", task.auto_class),
+        batch=args.latency_batch,
+        length=task.latency_length,
+        device=training_args.device,
+        dense=headwise_model(folder / "dense", task.auto_class),
+    )
+
+
+def summarise(
+    task: PruningTask,
+    dense: dict[str, Any],
+    rows: list[dict[str, Any]],
+    goals: list[Goal],
+    measured_report: HeadReport,
+    facts: dict[str, Any],
+) -> PruneSummary:
+    first, metric, report = rows[0], task.metric, measured_report.to_dict()
+    # Rows of a method are in the order of the goals.
+    scratch = [row[metric] for row in rows if row["method"] == "from scratch"][:1]
+    for_speed = {}
+    if isinstance(goals[0], SpeedupGoal):
+        for_speed = {
+            "units_total": measured_report.units_total,
+            "units_kept": measured_report.units_kept,
+            "target_speedup": [goal.speedup for goal in goals],
+            "largest_speedups": goals[0].table.largest_speedup(),
+        }
+    return PruneSummary(
+        metric=metric,
+        heads_total=dense["heads"],
+        heads_kept=first["heads"],
+        metric_dense=dense[metric],
+        metric_pruned=first[metric],
+        metric_from_scratch=scratch[0] if scratch else None,
+        parameters={kind: report[f"parameters_{kind}"] for kind in ("dense", "pruned")},
+        bytes={kind: report[f"bytes_{kind}"] for kind in ("dense", "pruned")},
+        **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
+        latency={key: report[key] for key in ("device", "threads", "batch", "length")},
+        rows=[pruned_row(task, row) for row in rows],
+        **for_speed,
+        **facts,
+    )
+
+
+def publish(
+    task: PruningTask,
+    dense: dict[str, Any],
+    rows: list[dict[str, Any]],
+    summary: PruneSummary,
+    goals: list[Goal],
+    args: PruneArguments,
+    report: HeadReport,
+    folder: Path,
+) -> None:
+    """Writes the table, the pictures and the card of each model."""
+    header, lines = rows_table([dense_row(task, dense, rows, report), *summary.rows])
+    write_csv(folder / "curve.csv", [dict(zip(header, line)) for line in lines])
+    title = f"{task.model_name}; {summary.text}"
+    chosen = [row for row in rows if row["method"] == args.importance[0]]
+    if isinstance(goals[0], SpeedupGoal):
+        draw_speedups(task, dense, rows, chosen, summary, goals, report, folder, title)
+    else:
+        draw_heads(task, dense, rows, chosen, summary, folder, title)
+    if "gates" in args.importance:
+        draw_gates(summary, goals[0], folder, title)
+    for row, goal in [(dense, None), *zip(chosen, goals)]:
+        write_card(task, dense, row, goal, summary, args, folder)
+
+
+def draw_heads(
+    task: PruningTask,
+    dense: dict,
+    rows: list[dict],
+    chosen: list[dict],
+    summary: PruneSummary,
+    folder: Path,
+    title: str,
+) -> None:
+    metric, total = task.metric, summary.heads_total
+    shown = [{key: row[key] for key in ("method", "heads", metric)} for row in rows]
+    draw(plot_pruning_curve, folder / "curve.png", shown, title, metric, dense[metric], total)
+    kept = {f"keep {row['heads']}": row["layers"] for row in chosen}
+    built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
+    draw(plot_heads_per_layer, folder / "heads.png", kept, total=built, title=title)
+
+
+def draw_speedups(
+    task: PruningTask,
+    dense: dict,
+    rows: list[dict],
+    chosen: list[dict],
+    summary: PruneSummary,
+    goals: list[SpeedupGoal],
+    report: HeadReport,
+    folder: Path,
+    title: str,
+) -> None:
+    metric = task.metric
+    shown = [{key: row[key] for key in ("method", "speedup", metric)} for row in rows]
+    untrained = [
+        {"method": f"{row['method']}, untrained", "speedup": row["speedup"], metric: row["untrained"]}
+        for row in rows
+        if row.get("untrained") is not None and row["method"] != "random"
+    ]
+    table = goals[0].table
+    shape = f"batch {table.batch}" + (f" × {table.length} tokens" if table.length else "")
+    draw(plot_speedup_curve, folder / "curve.png", shown + untrained, f"{title}; {shape}", metric, dense[metric])
+    left = {
+        f"{goal.name.removesuffix('x')} ×": {"heads": row["layers"], "units": row["units_of_layers"]}
+        for row, goal in zip(chosen, goals)
+    }
+    draw(plot_parts_per_layer, folder / "parts.png", left, report.layers_dense, report.units_dense, title)
+
+
+def draw_gates(summary: PruneSummary, goal: Goal, folder: Path, title: str) -> None:
+    history = GateHistory.load(folder / "checkpoints" / f"gates-{goal.name}" / "gates.json")
+    target = goal.keep if isinstance(goal, HeadGoal) else None
+    of_all = {"target": target, "settled_heads": history.settled_heads}
+    draw(plot_gate_history, folder / "gate_history.png", history.steps, history.open_heads, title, **of_all)
+    last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
+    what = f"{target} of {summary.heads_total} heads" if target else f"{goal.name.removesuffix('x')} × as fast"
+    draw(plot_gates, folder / "gates.png", last, f"{title}; target: {what}")
+
+
+def write_card(
+    task: PruningTask,
+    dense: dict,
+    row: dict,
+    goal: Goal | None,
+    summary: PruneSummary,
+    args: PruneArguments,
+    folder: Path,
+) -> None:
+    """Writes the card of the dense model, or of the one that reached a goal in the first way."""
+    metric, total = task.metric, summary.heads_total
+    of_model = folder / ("dense" if goal is None else f"model-{goal.name}")
+    config = AutoConfig.from_pretrained(of_model)
+    heads = f"all {total}" if goal is None else f"{row['heads']} of {total}"
+    units = f" and {row['units']} of {summary.units_total} feed-forward units" if "units" in row else ""
+    chosen_by = f", chosen by {row['method']}" * (goal is not None)
+    # The other ways train what is left instead of gates.
+    is_tuned = goal is not None and (args.finetune_epochs or row["method"] != "gates")
+    more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
+    if "speedup" in row:
+        length = f" × {summary.latency['length']} tokens" * (summary.latency["length"] is not None)
+        more += (
+            f". A forward pass takes 1/{row['speedup']:.2f} of the time of the dense model (batch "
+            f"{summary.latency['batch']}{length}, {summary.latency['device']})"
+        )
+    write_model_card(
+        of_model,
+        name=f"{task.model_name}, {heads} heads{units}",
+        description=task.description(config, f"{heads} attention heads{units}{more}"),
+        config=config,
+        task=task.hub_task,
+        figures={metric: row[metric], f"{metric}_dense": None if goal is None else dense[metric]},
+        metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
+        dataset=summary.text,
+        provenance=summary.provenance,
+        methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
+        language=task.language,
+        license=args.license,
+        base_model=args.model,
+        hub_dataset=args.dataset_name,
+    )
+
+
+def print_report(
+    task: PruningTask,
+    dense: dict,
+    rows: list[dict],
+    summary: PruneSummary,
+    goals: list[Goal],
+    report: HeadReport,
+    folder: Path,
+) -> None:
+    print("\n" + format_table(*rows_table([dense_row(task, dense, rows, report), *summary.rows])))
+    latency = summary.latency
+    length = f" × {latency['length']}" * (latency["length"] is not None)
+    units = f" and {summary.units_kept} of {summary.units_total} units" * (summary.units_total is not None)
+    print(
+        f"\n{summary.heads_kept} of {summary.heads_total} heads{units}: {summary.latency_ratio:.0%} of the time "
+        f"(batch {latency['batch']}{length}, {latency['threads']} threads, {latency['device']}), "
+        f"{summary.parameters['pruned'] / summary.parameters['dense']:.0%} of the parameters."
+    )
+    models = ", ".join(["dense/", *(f"model-{goal.name}/" for goal in goals)])
+    print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
