@@ -25,11 +25,11 @@ def plot_speedup_curve(
     """A metric against the measured speed-up, with a line for each pruning method.
 
     Args:
-        rows (`list[dict]`): A row per model with the keys `method` (`str`), `speedup` (`float`) and `metric`. Rows of a
-            method with the same `target`, if they have one, are seeds: the line goes through the mean of both values,
-            and points are the seeds.
+        rows (`list[dict]`): A row per model with the keys `method` (`str`), `speedup` (`float`) and `metric`. Rows
+            of a method with the same `target`, if they have one, are seeds: the line goes through the mean of both
+            values, and points are the seeds.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
-        title (`str`): Model, data, and batch size and length of the timed passes; the figure itself says what it shows.
+        title (`str`): Model, data, batch size and length of the timed passes; the figure itself says what it shows.
         metric (`str`): Key of the metric, also the label of the axis.
         dense (`float` or `list[float]`, *optional*): Metric of the dense model, or of its seeds.
 

@@ -33,8 +33,8 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
     )
     importance: list[str] | None = flag(
         None,
-        f"Ways to choose what is removed: {', '.join(METHODS)}; by default gates, michel, random for heads, and gates, "
-        "fisher, random for a speed-up.",
+        f"Ways to choose what is removed: {', '.join(METHODS)}; by default gates, michel and random for heads, gates, "
+        "fisher and random for a speed-up.",
         earlier="method",
     )
     refit: bool = flag(
