@@ -75,7 +75,8 @@ class Selection(Result):
             layers = self._of(part).get(kind, [])
             if layer >= len(layers) or own.count != self._counts(part)[kind]:
                 raise ValueError(
-                    f"the selection is for another model: {type(model).__name__} has {own.count} {part} in {own.key.site}."
+                    f"the selection is for another model: {type(model).__name__} has {own.count} {part} in "
+                    f"{own.key.site}."
                 )
             stays = set(layers[layer])
             if not stays <= set(own.elements):
@@ -237,7 +238,7 @@ def _checked_scores(scores: Any, parts: list[ModelPart]) -> dict[PartSite, torch
         raise ValueError(f"scores must be the UnitScores of unit_importance(), got {type(scores).__name__}.")
     if scores.per:
         raise ValueError(
-            f"scores are divided by cost, per {scores.per}; pass those before per_cost(), since the table has the cost."
+            f"scores are divided by cost, per {scores.per}; pass those before per_cost(): the table has the cost."
         )
     found = {}
     for own in parts:

@@ -19,7 +19,7 @@ from ..model_views import evaluation_view
 from ..notebook import html_table
 from ..results import Result, to_json
 from ..running import batches_of, real_tokens
-from .mask_gradients import Call, check_tokens, mask_gradients, mean_sensitivities
+from .mask_gradients import check_tokens, mask_gradients, mean_sensitivities
 
 
 METHODS = ("fisher", "michel", "magnitude", "random")
@@ -135,12 +135,14 @@ def unit_importance(
     Let z be what a head or unit gives to the output projection of its block: the output of the head, or the activation
     of the unit. Let L be the sum of the losses of all labels.
 
-    | method | score |
-    |---|---|
-    | `fisher` | mean over sentences of `(Σ_tokens ⟨z, ∂L/∂z⟩)²`: the squared gradient of a mask, the diagonal of the empirical Fisher information (Kwon et al. 2022) |
-    | `michel` | mean over tokens of `abs(⟨z, ∂L/∂z⟩)` (Michel et al. 2019), as [`head_importance`] |
-    | `magnitude` | `Σ_j Σ_i abs(W_ij) · ‖z_j‖₂` over the inputs j of the output projection W that belong to the head or unit, with the norm of all tokens: the scores of single weights in Wanda (Sun et al. 2024), summed over columns; needs no labels |
-    | `random` | uniform on [0, 1) times the number of weights of the head or unit, so that heads and units are equal per weight; needs no data |
+    - `fisher`: mean over sentences of `(Σ_tokens ⟨z, ∂L/∂z⟩)²`, the squared gradient of a mask. This is the diagonal
+      of the empirical Fisher information (Kwon et al. 2022).
+    - `michel`: mean over tokens of `|⟨z, ∂L/∂z⟩|` (Michel et al. 2019), as [`head_importance`].
+    - `magnitude`: `Σ_j Σ_i |W_ij| · ‖z_j‖₂` over the inputs j of the output projection W that belong to the head or
+      unit, with the norm over all tokens: Wanda's scores of single weights (Sun et al. 2024), summed over columns. It
+      needs no labels.
+    - `random`: uniform on [0, 1) times the number of weights of the head or unit, so that heads and units are equal
+      per weight. It needs no data.
 
     Results depend neither on padding nor on batching: sums are over non-padding tokens, see [`head_importance`]. A
     sentence is a row of the batch; rows without tokens do not count. If a module runs several times in one forward
@@ -214,8 +216,8 @@ def _sentence_gradients(
             sums[own.key] = sums.get(own.key, 0) + _summed(own, gradient, real, len(filled))
         # A layer that did not run, by layer drop for example, has no effect.
         for own in parts:
-            total = sums.get(own.key)
-            found[own.key].append(torch.zeros(int(filled.sum()), len(own.elements)) if total is None else total[filled])
+            none = torch.zeros(len(filled), len(own.elements))
+            found[own.key].append(sums.get(own.key, none)[filled])
     check_tokens(parts, tokens)
     return {key: torch.cat(own) if own else torch.empty(0, 0) for key, own in found.items()}
 
