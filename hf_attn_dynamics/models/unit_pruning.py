@@ -137,17 +137,31 @@ def prune_layers(
     heads = locate_heads(model)
     kinds = [kind for kind in kinds_of({layer.site: None for layer in heads}) if kind != "cross"]
     chosen = _layers_by_kind(layers, {layer.site for layer in heads}, kinds)
+    gone_heads, gone_units = {}, {}
     if "feed_forward" in blocks:
-        own = locate_units(model)
-        removed = {layer.site: layer.units for layer in own if layer.site in chosen and layer.units}
-        _check_layers(model, own, removed)
+        units = {layer.site: layer.units for layer in locate_units(model)}
+        gone_units = config_value({site: own for site, own in units.items() if site in chosen}, kinds_of(units)) or {}
     if "attention" in blocks:
-        # Checked as a whole, and first, so that an error leaves the model unchanged.
         gone = {layer.site: layer.heads for layer in heads if _of_layer(layer.site) in chosen}
-        prune_heads(model, config_value(gone, kinds_of({layer.site: None for layer in heads})) or {})
-    if "feed_forward" in blocks:
-        prune_units(model, config_value(removed, kinds_of(_num_units(own))) or {})
-    return model
+        gone_heads = config_value(gone, kinds_of({layer.site: None for layer in heads})) or {}
+    return prune_heads_and_units(model, gone_heads, gone_units)
+
+
+def prune_heads_and_units(model: Model, heads: Mapping, units: Mapping) -> Model:
+    """[`prune_heads`] and [`prune_units`] in one step: an error leaves the model unchanged.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        heads, units (`dict`): See [`prune_heads`] and [`prune_units`]; without units, feed-forward blocks may be of
+            any class.
+    """
+    check_prunable(model)
+    if units:
+        layers = locate_units(model)
+        _check_layers(model, layers, _present(units_by_site(units, _num_units(layers), "units"), layers))
+    # Heads are checked before any is removed.
+    prune_heads(model, heads)
+    return prune_units(model, units) if units else model
 
 
 def _of_layer(site: HeadSite) -> HeadSite:
