@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
 """Gates of feed-forward units: they multiply the input of the output projection, in a hook.
 
-Feed-forward blocks take no keywords. Where attention modules call an attention function, their layers get the call of
-a forward pass as the keyword `headwise`, also when gradient checkpointing recomputes them: a hook of the layer keeps
-it as the attribute `unit_call` of the block while the layer runs. Other models carry it in a context, see
-[`carried`].
+Feed-forward blocks take no keywords, but attention modules that call an attention function get the call of a forward
+pass as the keyword `headwise`, also when gradient checkpointing recomputes a layer. They run first in each layer: a
+hook of theirs keeps the random numbers as the attribute `unit_noise` of the feed-forward block, while the layer runs.
+Other models carry the call in a context, see [`carried`].
 """
 
 from functools import partial
@@ -22,50 +22,48 @@ from .unit_roles import UnitLayer
 
 def install_unit_gate(model: nn.Module, layer: UnitLayer, gate: HardConcreteGate) -> None:
     """Makes a gate the attribute `unit_gate` of a feed-forward block, and multiplies its units by it."""
-    module = layer.module
-    module.unit_gate, module.unit_site, module.unit_call = gate, layer.site, None
-    by_interface = all(roles_of(one.module).by_interface for one in locate_heads(model))
+    block, layers = layer.module, locate_heads(model)
+    block.unit_gate, block.unit_site, block.unit_noise = gate, layer.site, None
+    by_interface = all(roles_of(one.module).by_interface for one in layers)
     apply = _gate_units if by_interface else _gate_units_of_context
-    hooks = [layer.output.register_forward_pre_hook(partial(apply, module))]
+    hooks = [layer.output.register_forward_pre_hook(partial(apply, block))]
     if by_interface:
-        modules = dict(model.named_modules())
-        around = modules[layer_name(layer.name, modules)]
-        hooks.append(around.register_forward_pre_hook(partial(_take_call, module), with_kwargs=True))
-        hooks.append(around.register_forward_hook(partial(_drop_call, module), always_call=True))
-    module.unit_hooks = tuple(hooks)
+        attention = next(one.module for one in layers if one.site == layer.site)
+        hooks.append(attention.register_forward_pre_hook(partial(_take_noise, block), with_kwargs=True))
+        around = model.get_submodule(layer_name(layer.name, dict(model.named_modules())))
+        hooks.append(around.register_forward_hook(partial(_drop_noise, block), always_call=True))
+    block.unit_hooks = tuple(hooks)
 
 
-def remove_unit_gate(module: nn.Module) -> None:
+def remove_unit_gate(block: nn.Module) -> None:
     """Removes the gate of a feed-forward block, and its hooks."""
-    for hook in module.unit_hooks:
+    for hook in block.unit_hooks:
         hook.remove()
-    for name in ("unit_gate", "unit_site", "unit_call", "unit_hooks"):
-        delattr(module, name)
+    for name in ("unit_gate", "unit_site", "unit_noise", "unit_hooks"):
+        delattr(block, name)
 
 
-def _take_call(block: nn.Module, layer: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    if block.unit_call is not kwargs.get("headwise"):
-        block.unit_call = kwargs.get("headwise")
+def _noise_of(block: nn.Module, call: HeadwiseCall | None) -> torch.Tensor | None:
+    if call is None:
+        return None
+    call.reached_units[block.unit_site] = True
+    return call.unit_noise.get(block.unit_site)
 
 
-def _drop_call(block: nn.Module, layer: nn.Module, args: tuple, output: Any) -> None:
-    if block.unit_call is not None:
-        block.unit_call = None
+def _take_noise(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    block.unit_noise = _noise_of(block, kwargs.get("headwise"))
+
+
+def _drop_noise(block: nn.Module, layer: nn.Module, args: tuple, output: Any) -> None:
+    block.unit_noise = None
 
 
 def _gate_units(block: nn.Module, output: nn.Module, args: tuple) -> tuple:
-    return _gated(block, block.unit_call, args)
+    factors = block.unit_gate(block.unit_noise)
+    return args[0] * factors.to(args[0].dtype), *args[1:]
 
 
 @torch.compiler.disable
 def _gate_units_of_context(block: nn.Module, output: nn.Module, args: tuple) -> tuple:
-    return _gated(block, carried_call(), args)
-
-
-def _gated(block: nn.Module, call: HeadwiseCall | None, args: tuple) -> tuple:
-    noise = None
-    if call is not None:
-        call.reached_units[block.unit_site] = True
-        noise = call.unit_noise.get(block.unit_site)
-    factors = block.unit_gate(noise)
+    factors = block.unit_gate(_noise_of(block, carried_call()))
     return args[0] * factors.to(args[0].dtype), *args[1:]
