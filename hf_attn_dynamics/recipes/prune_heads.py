@@ -61,7 +61,7 @@ from .. import (
 from ..models.head_roles import locate_heads
 from ..models.head_sites import HeadSite
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
-from .arguments.base import check_names, flag
+from .arguments.base import check_names, flag, refuse_flags
 from .arguments.prune_heads import PruneArguments
 from .classifying import fitting_length
 from .pruning_goals import Goal, HeadGoal, SpeedupGoal
@@ -87,6 +87,8 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
     target_speedup: list[float] | None = flag(
         None, "Speed-ups to reach, each from the dense model, instead of numbers of heads; 2 is half of the time."
     )
+    latency_batch: int = flag(8, "Batch size of the timed forward passes.")
+    latency_length: int | None = flag(None, "Tokens per text in the timed passes; max_length by default.")
 
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
@@ -104,10 +106,12 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
             for speedup in self.target_speedup:
                 if not 1 < speedup < math.inf:
                     raise ValueError(f"target_speedup must be greater than 1, got {speedup}.")
-        # The trainer takes one at a time.
-        speedups, self.target_speedup = self.target_speedup, None
+        # The trainer takes one target at a time, and a length in any case.
+        own = {"target_speedup": self.target_speedup, "latency_length": self.latency_length}
+        self.target_speedup, self.latency_length = None, 128 if self.latency_length is None else self.latency_length
         super().__post_init__()
-        self.target_speedup = speedups
+        for name, value in own.items():
+            setattr(self, name, value)
 
 
 def train_epochs(
@@ -240,8 +244,8 @@ def prepare(
     set_seed(training_args.seed)
     model, processor = task.build()
     task.check_examples(processor)
-    if args.latency_length is not None:
-        fitting_length("latency_length", args.latency_length, args.latency_length, model.config)
+    if task.has_tokens:
+        fitting_length("latency_length", training_args.latency_length, training_args.latency_length, model.config)
     with PartialState().main_process_first():
         train_set, validation_set = (task.examples(rows, processor) for rows in (task.train, task.validation))
     data = {
@@ -262,16 +266,14 @@ def prepare(
     return model, data, facts
 
 
-def choose_goals(
-    model: PreTrainedModel, task: PruningTask, args: PruneArguments, training_args: PruneTrainingArguments
-) -> list[Goal]:
+def choose_goals(model: PreTrainedModel, args: PruneArguments, training_args: PruneTrainingArguments) -> list[Goal]:
     """The goals of a run.
 
     Raises:
         ValueError: if one of them cannot be reached.
     """
     if training_args.target_speedup is not None:
-        table = table_of_run(model, task, args, training_args)
+        table = table_of_run(model, training_args)
         for speedup in training_args.target_speedup:
             table.check_target(speedup, args.parts)
         return [SpeedupGoal(speedup, table, tuple(args.parts)) for speedup in training_args.target_speedup]
@@ -288,9 +290,7 @@ def choose_goals(
     return [HeadGoal(keep) for keep in args.keep]
 
 
-def table_of_run(
-    model: PreTrainedModel, task: PruningTask, args: PruneArguments, training_args: PruneTrainingArguments
-) -> CostTable:
+def table_of_run(model: PreTrainedModel, training_args: PruneTrainingArguments) -> CostTable:
     """The measured times of the model, those of the first start in a resumed run."""
     record = Path(training_args.output_dir) / LATENCY_TABLE
     if record.is_file():
@@ -299,8 +299,8 @@ def table_of_run(
         # Other processes read what the main one has measured.
         return measure_latency_table(
             model,
-            args.latency_batch,
-            task.latency_length,
+            training_args.latency_batch,
+            training_args.latency_length,
             device=training_args.device,
             progress=not training_args.disable_tqdm,
         )
@@ -311,6 +311,10 @@ def check_and_choose(args: PruneArguments, training_args: PruneTrainingArguments
     task = PRUNING_TASKS[args.task]
     task.check(args)
     task.choose_length(args)
+    if not task.has_tokens:
+        refuse_flags(training_args, {"latency_length": "images have no tokens"})
+    elif training_args.latency_length is None:
+        training_args.latency_length = args.max_length
     args.choose_methods(training_args.target_speedup is not None)
 
 
@@ -320,7 +324,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     with run.preparing(partial(check_and_choose, args, training_args)):
         task = PRUNING_TASKS[args.task](args)
         model, data, facts = prepare(task, args, training_args)
-        goals = choose_goals(model, task, args, training_args)
+        goals = choose_goals(model, args, training_args)
     folder, pruning = run.folder, Pruning(task, run.folder, args, training_args, data)
     if isinstance(goals[0], SpeedupGoal) and PartialState().is_main_process:
         goals[0].table.save(folder / LATENCY_TABLE)
@@ -334,7 +338,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         trainer, more = pruning.prune(method, goal)
         results = evaluate_method(trainer, method, task) | more
         if isinstance(goal, SpeedupGoal):
-            results |= measured(trainer.model, pruning.dense(), goal, task, args, training_args)
+            results |= measured(trainer.model, pruning.dense(), goal, args, training_args)
         return results, trainer, f"model-{goal.name}" if method == args.importance[0] else None
 
     def make_from_scratch(goal: Goal):
@@ -345,7 +349,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         trainer = train_epochs(scratch, f"scratch-{goal.name}", epochs, training_args, data)
         results = evaluate_method(trainer, "from scratch", task)
         if isinstance(goal, SpeedupGoal):
-            results |= measured(trainer.model, pruning.dense(), goal, task, args, training_args)
+            results |= measured(trainer.model, pruning.dense(), goal, args, training_args)
         return results, trainer, None
 
     dense = run.once("dense", make_dense)
@@ -356,7 +360,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     ]
     if args.from_scratch:
         rows += [run.once(f"scratch-{goal.name}", partial(make_from_scratch, goal)) for goal in goals]
-    report = report_of_first(goals, task, args, training_args, folder)
+    report = report_of_first(goals, task, training_args, folder)
     summary = summarise(task, dense, rows, goals, report, facts)
     return run.finish(
         summary,

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig, PreTrainedModel, TrainingArguments
+from transformers import AutoConfig, PreTrainedModel
 
-from .. import GateHistory, HeadReport, head_report, headwise_model
+from .. import GateHistory, HeadReport, HeadwiseTrainingArguments, head_report, headwise_model
 from .._tables import format_table
 from ..analysis.plots.base import plot_gate_history, plot_gates, plot_heads_per_layer, plot_pruning_curve
 from ..analysis.plots.parts import plot_parts_per_layer, plot_speedup_curve
@@ -28,12 +28,11 @@ def measured(
     model: PreTrainedModel,
     dense: PreTrainedModel,
     goal: SpeedupGoal,
-    task: PruningTask,
     args: PruneArguments,
-    training_args: TrainingArguments,
+    training_args: HeadwiseTrainingArguments,
 ) -> dict[str, Any]:
     """Speed-up of a model, measured against the dense one, and what is left of it."""
-    shapes = [(args.latency_batch, task.latency_length), *args.more_shapes()]
+    shapes = [(training_args.latency_batch, training_args.latency_length), *args.more_shapes()]
     reports = [
         head_report(model, batch=batch, length=length, device=training_args.device, dense=dense)
         for batch, length in shapes
@@ -83,13 +82,13 @@ def dense_row(task: PruningTask, dense: dict[str, Any], rows: list[dict[str, Any
 
 
 def report_of_first(
-    goals: list[Goal], task: PruningTask, args: PruneArguments, training_args: TrainingArguments, folder: Path
+    goals: list[Goal], task: PruningTask, training_args: HeadwiseTrainingArguments, folder: Path
 ) -> HeadReport:
     """Measurements of the model of the first way and the first goal."""
     return head_report(
         headwise_model(folder / f"model-{goals[0].name}", task.auto_class),
-        batch=args.latency_batch,
-        length=task.latency_length,
+        batch=training_args.latency_batch,
+        length=training_args.latency_length,
         device=training_args.device,
         dense=headwise_model(folder / "dense", task.auto_class),
     )

@@ -83,7 +83,7 @@ TEXT_FLAGS = (
     "train_file", "validation_file", "dataset_name", "dataset_config", "dataset_split", "validation_split",
     "text_column", "label_column", "encoding",
 )  # fmt: skip
-TOKEN_FLAGS = ("vocab_size", "max_length", "latency_length")
+TOKEN_FLAGS = ("vocab_size", "max_length")
 Processor = PreTrainedTokenizerBase | BaseImageProcessor
 
 
@@ -98,7 +98,7 @@ class PruningTask:
         compute_metrics (`Callable`, *optional*): Argument of the trainer.
         reads (`tuple[str, ...]`): Flags of `TASK_FLAGS` that the task reads.
         language (`str`, *optional*): Language of the examples, for the card.
-        latency_length (`int`, *optional*): Tokens per text in the timed passes; `None` for images.
+        has_tokens (`bool`): Whether examples are texts.
         text, model_name (`str`): Names of the data, set by `read`, and of the model.
     """
 
@@ -108,6 +108,7 @@ class PruningTask:
     default_architecture: str
     compute_metrics: Any = None
     reads: tuple[str, ...] = ()
+    has_tokens = True
     text = ""
 
     def __init__(self, args: Any):
@@ -137,10 +138,6 @@ class PruningTask:
     @property
     def language(self) -> str | None:
         return language_of(self.args)
-
-    @property
-    def latency_length(self) -> int | None:
-        return self.args.latency_length or self.args.max_length
 
     @classmethod
     def check(cls, args: Any) -> None:
@@ -356,7 +353,7 @@ class ImageClassification(PruningTask):
     compute_metrics = staticmethod(accuracy)
     default_architecture = "vit"
     reads = ("architecture",)
-    latency_length = language = None
+    has_tokens, language = False, None
 
     @classmethod
     def check(cls, args: Any) -> None:

@@ -71,7 +71,7 @@ def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
     assert undocumented(prune_heads, summary) == set()
     assert summary["target_speedup"] == [1.5, 2.5]
     assert (summary["heads_total"], summary["units_total"]) == (8, 128)
-    assert summary["largest_speedup_blocks"] > 2.5 or summary["largest_speedup_all"] > 2.5
+    assert 1 < summary["largest_speedup_heads"] < summary["largest_speedup_units"] < summary["largest_speedup_blocks"]
 
 
 def test_every_way_reaches_every_target(finished):
@@ -156,7 +156,7 @@ def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
         ({"parts": "heads"}, "parts=['heads'] has no effect here; set target_speedup"),
         ({"refit": "false"}, "refit=False has no effect here; set target_speedup"),
         ({"importance": "fisher"}, "importance fisher chooses heads and units for a speed-up; set target_speedup"),
-        ({"target_speedup": 50}, "at most"),
+        ({"target_speedup": 5000}, "at most"),
         ({"target_speedup": 2, "parts": "heads"}, "at most"),
     ],
 )

@@ -1,6 +1,13 @@
 # Licensed under the Apache License, Version 2.0.
 # The public names: `_stub.py` reads them from here when the package is imported, and type checkers do.
 
+from .latency import count_flops_table as count_flops_table
+from .latency import measure_latency_table as measure_latency_table
+from .unit_scores import UnitScores as UnitScores
+from .unit_scores import unit_importance as unit_importance
+from .selection import Selection as Selection
+from .selection import select_parts as select_parts
+from .compensation import refit_outputs as refit_outputs
 from .coreference import CoreferenceScores as CoreferenceScores
 from .coreference import coreference_accuracy as coreference_accuracy
 from .importance import gate_importance as gate_importance

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Compensation without training for removed heads and units: biases, and output projections fitted again.
 
-    dense = copy.deepcopy(model)
-    selection.apply(model)
-    compensate(model, dense, batches)          # or refit_outputs(model, dense, batches)
+dense = copy.deepcopy(model)
+selection.apply(model)
+compensate(model, dense, batches)          # or refit_outputs(model, dense, batches)
 """
 
 import math

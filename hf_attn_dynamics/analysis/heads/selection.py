@@ -262,9 +262,7 @@ def _checked_gradients(scores: UnitScores, parts: list[ModelPart]) -> dict[PartS
     """Gradients of the masks of what is left, `(sentences, elements)`, in float64."""
     if scores.gradients is None:
         raise ValueError("rearrange=True needs scores of unit_importance(…, method='fisher', keep_gradients=True).")
-    return {
-        own.key: scores.gradients[own.part][own.key.site.kind][:, own.key.site.layer].double() for own in parts
-    }
+    return {own.key: scores.gradients[own.part][own.key.site.kind][:, own.key.site.layer].double() for own in parts}
 
 
 def _groups(own: ModelPart) -> list[list[int]]:

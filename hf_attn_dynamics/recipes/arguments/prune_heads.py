@@ -45,8 +45,6 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
     finetune_epochs: float = flag(1.0, "Epochs of training after pruning.")
     importance_examples: int = flag(1024, "Training examples to compute the importance of heads and units on.")
     gate_variant: str = flag("paper", f"Variant of the gates: {' or '.join(VARIANTS)}.")
-    latency_batch: int = flag(8, "Batch size of the timed forward passes.")
-    latency_length: int | None = flag(None, "Tokens per text in the timed passes; max_length by default.")
     latency_shapes: list[str] | None = flag(
         None, "Further batch sizes and lengths to time the models of a speed-up on, such as 1x32."
     )
@@ -91,7 +89,7 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
         self.more_shapes()
         if self.parts == ["blocks"]:
             raise ValueError("parts must name heads, units or both, beside blocks.")
-        self.check_at_least(1, "importance_examples", "latency_batch", "latency_length", "num_key_value_heads")
+        self.check_at_least(1, "importance_examples", "num_key_value_heads")
         if self.gate_variant not in VARIANTS:
             raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
         if self.gate_epochs <= 0 or self.finetune_epochs < 0:

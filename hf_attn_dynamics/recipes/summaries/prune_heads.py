@@ -57,10 +57,11 @@ class PruneSummary(Summary):
     units_kept: int | None = result("Feed-forward units after pruning.", default=None, optional=True)
     target_speedup: list[float] | None = result("Speed-ups that were asked for.", default=None, optional=True)
     largest_speedups: dict[str, float] | None = result(
-        "Speed-up without any heads, without any units, and without both, from the table of measured times.",
+        "Speed-up without any heads, without any units, and without both, by the table of measured times.",
         key="largest_speedup_{per}",
-        per="PARTS",
+        per=("heads", "units", "blocks"),
         default=None,
+        optional=True,
     )
     metric_dense: float = result("The metric before pruning.")
     metric_pruned: float = result("The metric after pruning.")
