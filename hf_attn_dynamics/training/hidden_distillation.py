@@ -216,7 +216,9 @@ def num_layers_of(model: PreTrainedModel, kind: str) -> int | None:
     config = model.config.get_text_config()
     of_stack = {"encoder": ("encoder_layers",), "decoder": ("decoder_layers", "num_decoder_layers")}
     names = (*(of_stack[kind] if is_seq2seq(model) else ()), "num_hidden_layers")
-    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    count = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    # A layer of ALBERT may be several.
+    return count if count is None else count * getattr(config, "inner_group_num", 1)
 
 
 def checked_layers(
