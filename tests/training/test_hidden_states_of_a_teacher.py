@@ -197,6 +197,16 @@ def test_the_hidden_states_of_every_architecture_are_read(name):
             assert distances[layer] < 1e-10
 
 
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_a_decoder_may_have_more_layers_than_its_encoder(name):
+    counts = {"bart": "decoder_layers", "t5": "num_decoder_layers"}
+    model = build_stock(name, **{counts[name]: 5})
+    layers = {"encoder": [2], "decoder": [2, 4]}
+    taught = Teacher(model, model, {}, layers)(stock_inputs(model)).hidden_states
+    for kind, chosen in layers.items():
+        assert [place for place, state in enumerate(taught[kind]) if state is not None] == [one + 1 for one in chosen]
+
+
 # ---- Training ----
 
 
