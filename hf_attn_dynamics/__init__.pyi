@@ -28,6 +28,7 @@ from .analysis import head_report as head_report
 from .analysis import lexical_probe as lexical_probe
 from .analysis import local_contribution as local_contribution
 from .analysis import masked_heads as masked_heads
+from .analysis import measure_latency_table as measure_latency_table
 from .analysis import observe as observe
 from .analysis import read_heads as read_heads
 from .analysis import score_norm_curve as score_norm_curve

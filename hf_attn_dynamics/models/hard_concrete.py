@@ -215,6 +215,11 @@ class HardConcreteGate(nn.Module):
         """φ of the gate of the block, of shape `(1,)`, as [`locations`]; `None` without one."""
         return self._values("block_log_alpha") if self.has_block else None
 
+    def lowest_locations(self) -> torch.Tensor:
+        """The lower φ of each element and its block, which says whether the element is open outside training."""
+        block = self.block_location()
+        return self.locations() if block is None else torch.minimum(self.locations(), block)
+
     @torch.no_grad()
     def set_locations(self, values: torch.Tensor) -> None:
         """Sets φ of the gates of all elements, of shape `(elements,)`; all processes must pass the same values.

@@ -14,9 +14,9 @@ from transformers.utils import ModelOutput
 
 from .compat import StockExpertsMixin, attention_kernel, kernel_name
 from .cost_table import CostTable
+from .gate_costs import expected_cost
 from .guidance_inputs import guidance_targets, guided_row_counts, measured_targets
 from .hard_coded_attention import install_hard_coded_attention
-from .gate_costs import expected_cost
 from .hard_concrete import HardConcreteGate
 from .head_gates import gate_penalty, gates_of, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
@@ -198,7 +198,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         found = {one.unit_site: one.unit_gate for one in self.modules() if "unit_site" in vars(one)}
         return {site: found[site] for site in self._head_settings.sites if site in found}
 
-    def add_gates(self, gates: dict) -> "HeadwiseMixin":
+    def add_gates(self, gates: dict) -> HeadwiseMixin:
         """Adds gates to an existing model, as `gates` in its configuration would have.
 
         Args:

@@ -2,6 +2,7 @@
 # The public names: `_stub.py` reads them from here when the package is imported, and type checkers do.
 
 from ..models.settled_gates import settle_gates as settle_gates
+from ..models.settled_gates import settle_gates_to_cost as settle_gates_to_cost
 from .arguments import HeadwiseArguments as HeadwiseArguments
 from .arguments import HeadwiseSeq2SeqTrainingArguments as HeadwiseSeq2SeqTrainingArguments
 from .arguments import HeadwiseTrainingArguments as HeadwiseTrainingArguments

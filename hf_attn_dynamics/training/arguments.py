@@ -280,9 +280,8 @@ class HeadwiseArguments:
                 raise ValueError(f"{name} must be finite and at least 0, got {value}.")
         if not 0 <= self.target_warmup <= 1:
             raise ValueError(f"target_warmup must be between 0 and 1, got {self.target_warmup}.")
-        if self.target_heads is not None:
-            if self.target_heads < 1:
-                raise ValueError(f"target_heads must be at least 1, got {self.target_heads}.")
+        if self.target_heads is not None and self.target_heads < 1:
+            raise ValueError(f"target_heads must be at least 1, got {self.target_heads}.")
         if self.target_speedup is not None and not 1 < self.target_speedup < math.inf:
             raise ValueError(f"target_speedup must be finite and above 1, got {self.target_speedup}.")
         if self.target_flops is not None and not 0 < self.target_flops < 1:
@@ -298,8 +297,8 @@ class HeadwiseArguments:
             raise ValueError(f"{set_ones[0]} and {set_ones[1]} both set the penalty coefficient; pass one of them.")
         if self.load_best_model_at_end and set_ones and not self.gate_penalty:
             raise ValueError(
-                f"load_best_model_at_end=True conflicts with {set_ones[0]}, which is reached only after the last step; "
-                "set it to False."
+                f"load_best_model_at_end=True conflicts with {set_ones[0]}, which is reached only after the last "
+                "step; set it to False."
             )
 
 

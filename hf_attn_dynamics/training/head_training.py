@@ -63,10 +63,10 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     of the last step for each of `guidance["targets"]`, the fraction of pairs of a guided head and a row whose
     strongest key is a target; `expected_heads_encoder` (and `_decoder`, `_cross`) and `expected_units_encoder`, the
     expected number of open heads and units; and, with `target_speedup` or `target_flops`, `expected_cost`, the
-    expected fraction of the dense model's cost, which then is the gate penalty. Evaluation reports the task loss, as the mean over all labels of the evaluation set for any batch size, with
-    the masks of epoch 0 if the collator has epochs, and accuracies of guided heads if the evaluation set has their
-    targets; a trainer class with its own loss evaluates that loss only. Models that are not headwise are trained as
-    without this mixin.
+    expected fraction of the dense model's cost, which then is the gate penalty. Evaluation reports the task loss, as
+    the mean over all labels of the evaluation set for any batch size, with the masks of epoch 0 if the collator has
+    epochs, and accuracies of guided heads if the evaluation set has their targets; a trainer class with its own loss
+    evaluates that loss only. Models that are not headwise are trained as without this mixin.
 
     A callback may remove heads and gates during training, see [`PrunableMixin`]; without gates there is no gate
     penalty. Heads cannot be removed between the micro-batches of a step, nor under FSDP or DeepSpeed.
@@ -81,8 +81,8 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             trainer, or `"self"` for a copy of this model as the trainer gets it, without gates; all other arguments
             are those of the trainer class.
         latency_table ([`CostTable`], *optional*): Costs for `target_speedup`, such as those of
-            [`measure_latency_table`] on the machine on which the model will run, instead of a measurement on the device
-            of the trainer.
+            [`measure_latency_table`] on the machine on which the model will run, instead of a measurement on the
+            device of the trainer.
 
     Attributes:
         hidden_pairs (`dict[str, dict[int, int]]`): `{layer of the model: layer of the teacher}` whose hidden states
@@ -91,7 +91,8 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
 
     Raises:
         ValueError: if `guidance_weight`, `gate_penalty`, `target_heads`, `target_speedup` or `target_flops` is set for
-            a model without guidance or gates, or with too few gates; if costs belong to another architecture; if schedules name patterns or targets that no head is guided to; if
+            a model without guidance or gates, or with too few gates; if costs belong to another architecture, or show
+            that a target cannot be reached; if schedules name patterns or targets that no head is guided to; if
             `label_smoothing_factor` is set and the labels are not one column of classes; if no class of the trainer
             reads an argument that is set; if a teacher is missing, not used, or does not fit (other tokens, missing
             layers or heads, attention that does not follow from queries and keys alone, hidden states of another

@@ -11,6 +11,7 @@ from stock_models import STOCK_MODELS, build_stock, stock_inputs
 from torch import nn
 
 import hf_attn_dynamics as had
+from hf_attn_dynamics.analysis.heads.latency import count_flops_table
 from hf_attn_dynamics.models.architectures import ARCHITECTURES
 from hf_attn_dynamics.models.cost_table import CostTable
 from hf_attn_dynamics.models.gate_costs import expected_cost
@@ -18,9 +19,9 @@ from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
 from hf_attn_dynamics.models.head_gates import gates_of
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.head_settings import GateSettings
-from hf_attn_dynamics.models.head_sites import HeadSite, kinds_of
+from hf_attn_dynamics.models.head_sites import kinds_of
 from hf_attn_dynamics.models.settled_gates import settle_gates, settle_gates_to_cost
-from hf_attn_dynamics.models.unit_pruning import prune_layers, prune_units
+from hf_attn_dynamics.models.unit_pruning import prune_layers
 from hf_attn_dynamics.models.unit_roles import locate_units
 
 
@@ -291,3 +292,307 @@ def test_gradients_reach_every_gate_and_are_the_same_under_checkpointing(name):
         found = gradients(model, noise, given=True)
         for leaf, value in expected.items():
             torch.testing.assert_close(found[leaf], value, rtol=1e-6, atol=1e-9, msg=lambda m, n=leaf: f"{n}: {m}")
+
+
+# ---- Costs ----
+
+
+def bert(parts=ALL, **settings):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = had.HeadwiseBertConfig(
+        **{**sizes, "intermediate_size": 8, "gates": {"parts": [*parts]}, **settings},
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return had.HeadwiseBertForMaskedLM(config).eval()
+
+
+# Cost of 0, 1, … heads and units; concave for heads, so that a block costs something by itself.
+HEAD_COSTS, UNIT_COSTS, REST = [0, 5, 7, 9, 11], [0, 4, 5, 6, 7, 8, 9, 10, 11], 6
+TABLE = CostTable(
+    "seconds",
+    REST,
+    {"encoder": [[0, 0], [1, 5], [4, 11]]},
+    {"encoder": [[0, 0], [1, 4], [8, 11]]},
+    {"encoder": 2},
+)
+DENSE = 2 * 11 + 2 * 11 + REST
+
+
+def interpolated(costs, count):
+    low = min(int(count), len(costs) - 2)
+    return costs[low] + (count - low) * (costs[low + 1] - costs[low])
+
+
+def test_the_expected_cost_of_a_block_is_that_of_its_expected_elements_if_it_is_open():
+    model = scatter_gates(bert())
+    expected = REST
+    for gates, costs in ((model.head_gates(), HEAD_COSTS), (model.unit_gates(), UNIT_COSTS)):
+        for gate in gates.values():
+            count = sum(1 / (1 + math.exp(-phi - 0.33 * math.log(11))) for phi in gate.log_alpha.tolist())
+            block = 1 / (1 + math.exp(-gate.block_log_alpha.item() - 0.33 * math.log(11)))
+            expected += block * interpolated(costs, count)
+    ids = torch.arange(10).view(2, 5)
+    outputs = model(ids, labels=ids, gate_cost=TABLE, gate_penalty_weight=3.0)
+    torch.testing.assert_close(outputs.gate_penalty, torch.tensor(expected / DENSE))
+    torch.testing.assert_close(outputs.loss, outputs.task_loss + 3.0 * outputs.gate_penalty)
+    outputs.gate_penalty.backward()
+    assert all(phi.grad.min() > 0 for gate in gates_of(model) for phi in gate.parameters())
+    soft = expected_cost(model, TABLE, HardConcreteGate.approximate_counts)
+    assert soft < outputs.gate_penalty
+
+
+def test_the_expected_cost_of_sites_without_gates_is_that_of_their_remaining_heads_and_units():
+    model = bert(("heads",), pruned_units={0: "0-5", 1: "0-7"})
+    had.prune_heads(model, {0: [1, 3]})
+    for gate in gates_of(model):
+        gate.log_alpha.data.fill_(30.0)
+    ids = torch.arange(10).view(2, 5)
+    found = model(ids, gate_cost=TABLE, output_gate_penalty=True).gate_penalty
+    cost = REST + HEAD_COSTS[2] + HEAD_COSTS[4] + UNIT_COSTS[2] + UNIT_COSTS[0]
+    torch.testing.assert_close(found, torch.tensor(cost / DENSE))
+
+
+def test_costs_are_refused_without_the_penalty_that_reads_them():
+    model = bert()
+    with pytest.raises(ValueError, match=r"gate_cost is given to HeadwiseBertForMaskedLM, but only the gate penalty"):
+        model(torch.ones(1, 3, dtype=torch.long), gate_cost=TABLE)
+
+
+def cost_by_hand(model):
+    heads = [int(gate.settled().sum()) for gate in model.head_gates().values()]
+    units = [int(gate.settled().sum()) for gate in model.unit_gates().values()]
+    return REST + sum(HEAD_COSTS[n] for n in heads) + sum(UNIT_COSTS[n] for n in units), heads, units
+
+
+@pytest.mark.parametrize("parts", [ALL, ("heads", "units"), ("blocks",), ("units",), ("units", "blocks")])
+@pytest.mark.parametrize("low", [-2.0, 1.0, -5.0])
+@pytest.mark.parametrize("speedup", [1.1, 1.3, DENSE / 25])
+def test_settled_gates_meet_the_target_and_nothing_more_fits(speedup, low, parts):
+    model = scatter_gates(bert(parts), low, low + 3.0)
+    if parts == ("units",) and speedup == DENSE / 25:
+        before = [phi.clone() for gate in gates_of(model) for phi in gate.parameters()]
+        with pytest.raises(ValueError, match=r"a speed-up of 2 × cannot be reached: closing all gates gives 1.79 ×"):
+            settle_gates_to_cost(model, TABLE, speedup)
+        after = [phi for gate in gates_of(model) for phi in gate.parameters()]
+        assert all(map(torch.equal, before, after))
+        return
+    before = [phi > 0 for gate in gates_of(model) for phi in gate.parameters()]
+    moved = settle_gates_to_cost(model, TABLE, speedup)
+    after = [phi > 0 for gate in gates_of(model) for phi in gate.parameters()]
+    assert moved == sum(int((one != other).sum()) for one, other in zip(before, after))
+    cost, heads, units = cost_by_hand(model)
+    heads = heads or [4, 4]
+    cost = REST + sum(HEAD_COSTS[n] for n in heads) + sum(UNIT_COSTS[n] for n in units)
+    budget = DENSE / speedup
+    assert cost <= budget
+    # Heads and units one by one, and blocks without gates of their elements as a whole.
+    for counts, costs, part in ((heads, HEAD_COSTS, "heads"), (units, UNIT_COSTS, "units")):
+        for count in counts:
+            more = count + 1 if part in parts else len(costs) - 1
+            if count < len(costs) - 1:
+                assert cost - costs[count] + costs[more] > budget
+    pruned = had.prune_closed_gates(model)
+    assert TABLE.cost(
+        {layer.site: len(layer.heads) for layer in locate_heads(pruned)},
+        {layer.site: len(layer.units) for layer in locate_units(pruned)},
+    ) == pytest.approx(cost)
+
+
+def test_gates_of_the_lowest_phi_close_first_and_those_of_the_highest_open_first():
+    model = bert()
+    for gate in gates_of(model):
+        gate.block_log_alpha.data.fill_(3.0)
+        gate.log_alpha.data.fill_(3.0)
+    heads, units = model.head_gates(), model.unit_gates()
+    heads["encoder", 0].log_alpha.data[:] = torch.tensor([0.1, 2.0, 2.0, 2.0])
+    units["encoder", 1].block_log_alpha.data.fill_(0.2)
+    units["encoder", 1].log_alpha.data[2] = 4.0
+    # Head 0 (2) and then the block (11) close; 50 - 13 = 37, so that 8 are left for one unit (4) and others (1 each).
+    assert settle_gates_to_cost(model, TABLE, DENSE / 45) > 0
+    assert heads["encoder", 0].settled().tolist() == [0, 1, 1, 1]
+    assert heads["encoder", 1].settled().tolist() == [1] * 4
+    assert units["encoder", 0].settled().tolist() == [1] * 8
+    cost, _, (_, left) = cost_by_hand(model)
+    assert (cost, left) == (45, 5)
+    assert units["encoder", 1].settled()[2] == 1
+
+
+def test_a_target_that_is_met_exactly_moves_nothing():
+    model = bert()
+    heads = model.head_gates()["encoder", 0]
+    heads.log_alpha.data[:2] = -1.0
+    # The dense model costs 50, without two heads 46.
+    assert settle_gates_to_cost(model, TABLE, 50 / 46) == 0
+
+
+def test_the_number_of_heads_is_met_with_gates_of_blocks():
+    model = bert(("heads", "blocks"))
+    first_gate, second = model.head_gates().values()
+    first_gate.log_alpha.data[:] = torch.tensor([3.0, 2.0, 1.0, -1.0])
+    second.log_alpha.data[:] = torch.tensor([9.0, 0.3, 8.0, 7.0])
+    second.block_log_alpha.data.fill_(0.5)
+    assert settle_gates(model, 4) == 3
+    assert first_gate.settled().tolist() == [1, 1, 1, 0]
+    assert second.settled().tolist() == [1, 0, 0, 0]
+    assert settle_gates(model, 2) == 2
+    assert (first_gate.settled().tolist(), second.settled().tolist()) == ([1, 1, 0, 0], [0] * 4)
+
+
+def test_gates_of_single_query_heads_have_no_cost():
+    model = had.headwise_model(build_stock("llama"), gates={"unit": "head"})
+    with pytest.raises(ValueError, match=r"have unit='head', but \d query heads share a key/value head"):
+        settle_gates_to_cost(model, TABLE, 1.5)
+
+
+# ---- In models ----
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_compiled_model_has_the_same_gradients(name):
+    _, model = headwise(name, attn_implementation="sdpa", num_hidden_layers=1)
+    scatter_gates(without_dropout(model), -0.3, 0.3).train()
+    noise, table = noise_of(model), count_flops_table(model, length=8)
+    arguments = {**inputs_of(model), "gate_noise": noise, "gate_cost": table, "output_gate_penalty": True}
+
+    def run(one):
+        model.zero_grad()
+        outputs = one(**arguments)
+        (first(outputs).square().mean() + outputs.gate_penalty).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = run(model)
+    torch.compiler.reset()
+    found = run(torch.compile(model, backend="aot_eager", fullgraph=True))
+    for leaf, value in expected.items():
+        torch.testing.assert_close(found[leaf], value, rtol=1e-6, atol=1e-9)
+
+
+def test_shared_layers_share_their_gates_and_their_noise():
+    stock, model = headwise("albert", num_hidden_groups=1, inner_group_num=1, num_hidden_layers=3)
+    assert [str(site) for site in model.unit_gates()] == ["encoder layer 0"]
+    model.train()
+    without_dropout(model)
+    stock = build_stock("albert", num_hidden_groups=1, inner_group_num=1, num_hidden_layers=3).double()
+    model.load_state_dict(stock.state_dict(), strict=False)
+    noise = noise_of(model)
+    reference = scaled(stock, *factors_by_hand(model, noise))
+    inputs = inputs_of(stock)
+    with torch.no_grad():
+        stock.set_attn_implementation("eager")
+        reference.set_attn_implementation("eager")
+        expected = first(reference(**inputs))
+        torch.testing.assert_close(first(model(**inputs, gate_noise=noise)), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
+def test_gates_come_back_from_a_checkpoint_in_single_precision(name, tmp_path):
+    parts = by_kind(name, ALL)
+    model = had.headwise_model(build_stock(name), gates=parts)
+    scatter_gates(model)
+    layer = locate_units(model)[0]
+    removed = {layer.site.kind: {0: "0-3"}} if len({one.site.kind for one in locate_units(model)}) > 1 else {0: "0-3"}
+    had.prune_units(model, removed)
+    model.save_pretrained(tmp_path)
+    model.eval()
+    auto = next(auto for auto, cls in model.config.code_map().items() if cls.endswith(f".{type(model).__name__}"))
+    inputs = stock_inputs(model)
+    for dtype in (torch.float32, torch.bfloat16):
+        for load in (type(model), getattr(transformers, auto)):
+            back, info = load.from_pretrained(tmp_path, dtype=dtype, output_loading_info=True)
+            assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+            assert back.config.gates == model.config.gates
+            for own, other in zip(gates_of(back), gates_of(model), strict=True):
+                assert own.state_dict().keys() == other.state_dict().keys()
+                assert all(torch.equal(value, other.state_dict()[key]) for key, value in own.state_dict().items())
+            if dtype == torch.float32:
+                assert torch.equal(first(back(**inputs)), first(model(**inputs)))
+            else:
+                assert first(back(**inputs)).dtype == torch.bfloat16
+                back.train()
+                noise = torch.rand(sum(gate.num_gates for gate in gates_of(back)))
+                first(back(**inputs, gate_noise=noise)).square().mean().backward()
+                assert {gate.log_alpha.grad.dtype for gate in gates_of(back)} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["bert", "mpnet", "whisper"])
+def test_models_are_copied_and_pickled_with_their_gates(name):
+    _, model = headwise(name)
+    inputs = inputs_of(model)
+    before = first(model(**inputs))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        scatter_gates(other)
+        with torch.no_grad():
+            closed = first(other(**inputs))
+            assert not torch.allclose(closed, before)
+            torch.testing.assert_close(first(had.prune_closed_gates(other)(**inputs)), closed, rtol=1e-9, atol=1e-9)
+        assert torch.equal(first(model(**inputs)), before)
+
+
+def test_gates_added_later_are_removed_without_a_trace():
+    stock = build_stock("llama")
+    model = had.headwise_model(stock)
+    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
+    inputs = stock_inputs(model)
+    before = first(model(**inputs))
+    model.add_gates({"parts": [*ALL]})
+    assert torch.equal(first(model.eval()(**inputs)), before)
+    had.prune_closed_gates(model)
+    assert [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()] == hooks
+    assert torch.equal(first(model(**inputs)), before)
+
+
+def test_gates_of_removed_units_and_blocks_are_removed():
+    model = scatter_gates(bert(pruned_units={0: "0-2"}))
+    first_gate, second = model.unit_gates().values()
+    assert (first_gate.num_elements, first_gate.num_gates) == (5, 6)
+    noise = noise_of(model)
+    kept = first_gate.log_alpha[1:].clone()
+    had.prune_units(model, {0: [3]})
+    assert torch.equal(first_gate.log_alpha, kept)
+    prune_layers(model, [1])
+    assert [gate.num_gates for gate in gates_of(model)] == [5, 0, 5, 0]
+    assert second.num_elements == 0
+    ids = torch.arange(10).view(2, 5)
+    model.train()
+    with pytest.raises(ValueError, match=r"gate_noise must have shape \(10,\), one for each gate"):
+        model(ids, gate_noise=noise)
+    model(ids, gate_noise=noise_of(model), output_gate_penalty=True).gate_penalty.backward()
+    assert all(parameter.numel() for parameter in model.parameters())
+
+
+def test_noise_has_the_order_of_the_gates_and_its_own_number_for_each():
+    model = bert().train()
+    for gate in gates_of(model):
+        for phi in gate.parameters():
+            phi.data.fill_(5.0)
+    ids = torch.arange(10).view(2, 5)
+    sites = [(gates, site) for gates in (model.head_gates, model.unit_gates) for site in gates()]
+    numbers = [(gates, site, index) for gates, site in sites for index in range(gates()[site].num_gates)]
+    assert len(numbers) == 2 * 5 + 2 * 9
+    for place, (gates, site, index) in enumerate(numbers):
+        noise = torch.full((28,), 0.9)
+        noise[place] = 1e-6
+        with torch.no_grad():
+            found = model.train()(ids, gate_noise=noise).logits
+            gate = gates()[site]
+            phi = gate.log_alpha if index < len(gate.log_alpha) else gate.block_log_alpha
+            phi.data[index % len(gate.log_alpha) if phi is gate.log_alpha else 0] = -5.0
+            torch.testing.assert_close(found, model.eval()(ids).logits, rtol=0, atol=1e-4)
+            phi.data.fill_(5.0)
+
+
+def test_the_importance_of_a_head_is_the_lower_phi_of_it_and_its_block():
+    model = bert(("heads", "blocks"), pruned_heads={1: [0]})
+    first_gate, second = model.head_gates().values()
+    first_gate.log_alpha.data[:] = torch.tensor([3.0, -1.0, 1.0, 0.0])
+    first_gate.block_log_alpha.data.fill_(0.5)
+    second.block_log_alpha.data.fill_(-2.0)
+    scores = had.gate_importance(model)["encoder"]
+    torch.testing.assert_close(
+        torch.as_tensor(scores),
+        torch.tensor([[0.5, -1.0, 0.5, 0.0], [math.nan, -2.0, -2.0, -2.0]]).double(),
+        equal_nan=True,
+        check_dtype=False,
+    )

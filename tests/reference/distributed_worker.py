@@ -16,13 +16,14 @@ from transformers import PreTrainedModel, TrainerCallback
 from hf_attn_dynamics import HeadwiseMistralConfig, HeadwiseMistralForCausalLM, prune_heads
 
 
-CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets", "taught", "hidden")
+CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets", "taught", "hidden", "costs")
 KINDS = {
     "pruned": "roberta",
     "smoothed": "marian",
     "targets": "roberta",
     "taught": "roberta",
     "hidden": "marian",
+    "costs": "roberta",
 }  # of cases that are none themselves
 TASKS = {
     "roberta": "MaskedLM",
@@ -51,7 +52,8 @@ class RemoveHeads(TrainerCallback):
 def model_of(task: str, kind: str, **settings) -> PreTrainedModel:
     if kind == "mistral":
         return HeadwiseMistralForCausalLM(HeadwiseMistralConfig(**SMALL_MISTRAL, gates={}, guidance={"fraction": 0.5}))
-    return build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, gates=GATES[kind], **settings)
+    settings = {"gates": GATES[kind], **settings}
+    return build(task, kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **settings)
 
 
 def trained(case: str, processes: int) -> dict:
@@ -61,12 +63,15 @@ def trained(case: str, processes: int) -> dict:
     of_targets = case == "targets"
     data = with_targets(task, 24) if of_targets else examples(task, 24)
     guidance = {"targets": guidance_to_targets(), "taught": {"teacher": {"layers": {0: 1, 1: 0}}}}.get(case)
+    changes = {"guidance": guidance} if guidance else {}
+    if case == "costs":
+        changes["gates"] = {"parts": ["heads", "units", "blocks"]}
     teacher = vivid(build(task, kind, seed=1, guidance=None)) if case in ("taught", "hidden") else None
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         run = trainer(
             folder,
-            model_of(task, kind, **({"guidance": guidance} if guidance else {})),
+            model_of(task, kind, **changes),
             data,
             # 7 sentences do not divide by two processes.
             evaluation=data.select(range(7)),
@@ -75,7 +80,7 @@ def trained(case: str, processes: int) -> dict:
             per_device_eval_batch_size=2,
             gradient_accumulation_steps=2,
             guidance_weight="auto",
-            target_heads=4,
+            **({"target_flops": 0.6, "latency_length": 16} if case == "costs" else {"target_heads": 4}),
             learning_rate=1e-2,
             optim="sgd",
             label_smoothing_factor=0.1 if case == "smoothed" else 0.0,

@@ -104,7 +104,7 @@ def build(task="MaskedLM", kind="roberta", seed=0, **changes):
     return getattr(had, f"Headwise{kind.capitalize()}{head}")(tiny_config(kind, **changes))
 
 
-def trainer(folder, model, data, evaluation=None, callbacks=None, teacher=None, **settings):
+def trainer(folder, model, data, evaluation=None, callbacks=None, teacher=None, latency_table=None, **settings):
     defaults = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 8,
@@ -128,4 +128,5 @@ def trainer(folder, model, data, evaluation=None, callbacks=None, teacher=None, 
         eval_dataset=evaluation,
         callbacks=callbacks,
         teacher=teacher,
+        latency_table=latency_table,
     )

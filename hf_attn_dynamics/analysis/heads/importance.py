@@ -90,6 +90,8 @@ def random_importance(model: PreTrainedModel, seed: int = 0) -> HeadScores:
 def gate_importance(model: PreTrainedModel) -> HeadScores:
     """Location φ of the Hard Concrete distribution of each head's gate (Voita et al. 2019, section 6.1).
 
+    If attention blocks have gates, too, the lower φ of a head and its block counts, as for `settle_gates`.
+
     Args:
         model (`PreTrainedModel`): A model with gates.
 
@@ -109,7 +111,7 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
         )
     # Layers without heads have no gate.
     values = {
-        site: torch.empty(0) if gate is None else gate.locations()
+        site: torch.empty(0) if gate is None else gate.lowest_locations()
         for site, gate in gates.items()
         if site.kind in kinds
     }
