@@ -44,6 +44,7 @@ from .models import LstmSeq2SeqForConditionalGeneration as LstmSeq2SeqForConditi
 from .models import headwise_class as headwise_class
 from .models import prune_closed_gates as prune_closed_gates
 from .models import prune_heads as prune_heads
+from .models import prune_units as prune_units
 from .models import register_attention as register_attention
 from .models import register_pattern as register_pattern
 from .models import retain_heads as retain_heads

@@ -96,8 +96,9 @@ def _headwise_config(config: PreTrainedConfig, cls: type[PreTrainedModel], heads
 def _around(model: PreTrainedModel, heads: dict[str, Any]) -> PreTrainedModel:
     """Builds the headwise counterpart of a stock model, which shares its tensors."""
     name = type(model).__name__
-    if "pruned_heads" in heads:
-        raise ValueError(f"{name} is already loaded; call prune_heads() on the headwise model to remove heads.")
+    for record, function in (("pruned_heads", "prune_heads"), ("pruned_units", "prune_units")):
+        if record in heads:
+            raise ValueError(f"{name} is already loaded; call {function}() on the headwise model.")
     if others := sorted(heads.keys() - set(FIELDS)):
         raise ValueError(f"{name} is already loaded; only guidance and gates can be set, got {', '.join(others)}.")
     row = _row_of(model.config)

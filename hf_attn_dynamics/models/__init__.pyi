@@ -25,6 +25,11 @@ from .patterns import PatternRows as PatternRows
 from .patterns import pattern_names as pattern_names
 from .patterns import register_pattern as register_pattern
 from .patterns import token_set as token_set
+from .unit_pruning import prune_layers as prune_layers
+from .unit_pruning import prune_units as prune_units
+from .unit_pruning import retain_units as retain_units
+from .unit_roles import UnitRoles as UnitRoles
+from .unit_roles import register_feed_forward as register_feed_forward
 
 # Headwise classes, such as `HeadwiseBertForMaskedLM`, are created when they are first imported.
 def __getattr__(name: str) -> Any: ...

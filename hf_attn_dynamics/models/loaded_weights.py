@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from .head_roles import locate_heads, roles_of
+from .unit_roles import locate_units
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def telling_damaged_weights(path: str | Path | None, subfolder: str | None = Non
 
 
 def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str, Any]) -> None:
-    """Checks that the attention weights of a checkpoint fit the removed heads of a model.
+    """Checks that the weights of a checkpoint fit the removed heads and units of a model.
 
     Args:
         path (`str` or `Path`): The checkpoint.
@@ -41,7 +42,8 @@ def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str,
         info (`dict`): The loading information of `from_pretrained(…, ignore_mismatched_sizes=True)`.
 
     Raises:
-        ValueError: if attention weights are missing or have another shape; the message names the first one.
+        ValueError: if weights of attention, or of feed-forward blocks if units were removed, are missing or have
+            another shape; the message names the first one.
     """
     is_headwise, pruned_heads = hasattr(model, "head_gates"), getattr(model.config, "pruned_heads", None)
     missing = set(info["missing_keys"])
@@ -49,7 +51,10 @@ def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str,
     if is_headwise:
         _check_scores(path, model, missing)
         way_out = " To remove heads from a model, load it as it is and call prune_heads()."
-    elif not pruned_heads:
+    elif not (pruned_heads or getattr(model.config, "pruned_units", None)):
+        return
+    _check_units(path, model, info)
+    if not (is_headwise or pruned_heads):
         return
     owners = {id(module) for layer in locate_heads(model) for module in (layer.module, layer.output)}
     attention = tuple(f"{name}." for name, module in model.named_modules() if id(module) in owners)
@@ -62,6 +67,24 @@ def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str,
     for name in sorted(missing) if pruned_heads else ():
         if name.startswith(attention) and not name.endswith("log_alpha"):
             raise ValueError(f"{does_not_fit}: {name} is missing.{way_out}")
+
+
+def _check_units(path: str | Path, model: PreTrainedModel, info: dict[str, Any]) -> None:
+    """Raises ValueError if weights of feed-forward blocks do not fit the removed units."""
+    if not getattr(model.config, "pruned_units", None):
+        return
+    does_not_fit = f"the weights in {path} do not fit pruned_units in its config.json"
+    projections = tuple(f"{name}." for layer in locate_units(model) for name in (*layer.inputs, layer.output_name))
+    for name, saved, built in sorted(info["mismatched_keys"]):
+        if name.startswith(projections):
+            raise ValueError(f"{does_not_fit}: {name} has shape {tuple(saved)}, but should have {tuple(built)}.")
+    for name in sorted(info["missing_keys"]):
+        if name.startswith(projections):
+            raise ValueError(f"{does_not_fit}: {name} is missing.")
+    empty = tuple(f"{name}." for layer in locate_units(model) if not layer.units for name in layer.inputs)
+    for name in sorted(info["unexpected_keys"]):
+        if name.startswith(empty):
+            raise ValueError(f"{does_not_fit}: {name} belongs to a block without units.")
 
 
 def _check_scores(path: str | Path, model: PreTrainedModel, missing: set[str]) -> None:
@@ -92,7 +115,11 @@ def check_all_loaded(path: str | Path, model: PreTrainedModel, info: dict[str, A
     check_loaded_heads(path, model, info)
     pruned_heads = getattr(model.config, "pruned_heads", None)
     # For models with sub-configurations, such as that of a language model that reads images.
-    way_out = "" if pruned_heads else " prune_heads() records heads in the model that it is given: pass the whole one."
+    way_out = (
+        ""
+        if pruned_heads or getattr(model.config, "pruned_units", None)
+        else " prune_heads() records heads in the model that it is given: pass the whole one."
+    )
     does_not_fit = f"the weights in {path} do not fit its config.json"
     for name, saved, built in sorted(info["mismatched_keys"]):
         raise ValueError(f"{does_not_fit}: {name} has shape {tuple(saved)}, but should have {tuple(built)}.{way_out}")

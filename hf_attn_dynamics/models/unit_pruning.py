@@ -24,6 +24,7 @@ from .unit_roles import UnitLayer, locate_units
 logger = logging.get_logger(__name__)
 
 BLOCKS = ("attention", "feed_forward")
+RECORDS = ("pruned_heads", "pruned_units", "added_biases")  # of pruning, in a configuration
 
 
 def prune_units(model: Model, units: Mapping | Iterable[tuple]) -> Model:
@@ -193,7 +194,7 @@ def apply_pruning(model: PreTrainedModel) -> None:
 
 def is_pruned(config: Any) -> bool:
     """Whether a configuration records removed heads or units, or added biases."""
-    return any(getattr(config, name, None) for name in ("pruned_heads", "pruned_units", "added_biases"))
+    return any(getattr(config, name, None) for name in RECORDS)
 
 
 def _num_units(layers: list[UnitLayer]) -> dict[HeadSite, int]:

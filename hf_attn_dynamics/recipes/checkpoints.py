@@ -21,6 +21,7 @@ import hf_attn_dynamics
 
 from .. import load_pruned
 from ..data import character_tokenizer
+from ..models.unit_pruning import is_pruned
 
 
 MODEL_CONFIG = "config.json"
@@ -83,7 +84,7 @@ def load_config(flag: str, name: str | Path) -> PreTrainedConfig:
 
 
 def load_checkpoint(flag: str, name: str | Path, config: PreTrainedConfig | None = None) -> PreTrainedModel:
-    """A model with the task head that it was saved with, if its class is known; removed attention heads stay removed.
+    """A model with the task head that it was saved with, if its class is known; removed parts stay removed.
 
     Args:
         flag (`str`): The flag that names the checkpoint.
@@ -95,8 +96,8 @@ def load_checkpoint(flag: str, name: str | Path, config: PreTrainedConfig | None
     """
     config = load_config(flag, name) if config is None else config
     with refused(flag, name):
-        # Auto classes ignore that heads were removed from stock models.
-        if getattr(config, "pruned_heads", None):
+        # Auto classes ignore that parts were removed from stock models.
+        if is_pruned(config):
             return load_pruned(name)
         architecture = (getattr(config, "architectures", None) or [""])[0]
         places = (transformers, hf_attn_dynamics)

@@ -15,11 +15,15 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import CONFIG_NAME
 
 from .._files import read_json
+from ..models.added_biases import add_output_biases
 from ..models.compat import attention_kernel
 from ..models.head_gates import remove_gates
-from ..models.head_pruning import apply_pruned_heads, prune_heads
+from ..models.head_pruning import prune_heads
 from ..models.head_roles import locate_heads
-from ..models.head_sites import HeadSite, config_value, heads_by_site, kinds_of
+from ..models.head_sites import config_value, heads_by_site, kinds_of
+from ..models.unit_pruning import RECORDS, apply_pruning, prune_units
+from ..models.unit_ranges import units_by_site
+from ..models.unit_roles import locate_units
 from .resumed_training import ResumedTrainingMixin
 
 
@@ -180,11 +184,11 @@ def _rewrapped(wrapper: DistributedDataParallel, model: nn.Module, handler: Any)
 
 
 def take_heads_of(model: nn.Module, folder: str | Path) -> bool:
-    """Changes the heads and gates of a model to those of a checkpoint, in place, so that its weights fit.
+    """Changes the heads, units and gates of a model to those of a checkpoint, in place, so that its weights fit.
 
     Args:
-        model (`nn.Module`): The model. Heads that the checkpoint lacks are removed; if it has further heads, all
-            modules of the model are replaced by new ones with random weights.
+        model (`nn.Module`): The model. Heads and units that the checkpoint lacks are removed; if it has further ones,
+            all modules of the model are replaced by new ones with random weights.
         folder (`str` or `Path`): The checkpoint.
 
     Returns:
@@ -194,38 +198,50 @@ def take_heads_of(model: nn.Module, folder: str | Path) -> bool:
     if not isinstance(model, PreTrainedModel) or hasattr(model, "peft_config") or not file.is_file():
         return False
     saved = read_json(file)
-    recorded, has_gates = saved.get("pruned_heads"), saved.get("gates") is not None
+    has_gates = saved.get("gates") is not None
     is_gated = bool(model.head_gates()) if hasattr(model, "head_gates") else False
-    if not (recorded or has_gates or is_gated or getattr(model.config, "pruned_heads", None)):
+    now = model.config.to_dict()
+    if not (has_gates or is_gated or any(one.get(name) for one in (saved, now) for name in RECORDS)):
         return False
-    layers = locate_heads(model)
-    sizes = {layer.site: layer.num_heads for layer in layers}
-    gone = heads_by_site(recorded or {}, sizes, f"pruned_heads of {file}", from_json=True)
-    there = {layer.site: set(layer.heads) for layer in layers}
-    wanted = {site: set(range(size)) - set(gone.get(site, ())) for site, size in sizes.items()}
-    if there == wanted and is_gated == has_gates:
-        return False
-    if all(wanted[site] <= heads for site, heads in there.items()) and (is_gated or not has_gates):
-        surplus = {site: sorted(heads - wanted[site]) for site, heads in there.items()}
-        _remove(model, {site: heads for site, heads in surplus.items() if heads}, has_gates)
-    else:
+    removed = _surplus(model, saved, file)
+    has_biases, is_biased = (bool(one.get("added_biases")) for one in (saved, now))
+    if removed is None or (has_gates and not is_gated) or (is_biased and not has_biases):
         _rebuild(model, folder)
+        return True
+    heads, units = removed
+    if not (heads or units) and (is_gated, is_biased) == (has_gates, has_biases):
+        return False
+    prune_heads(model, heads or {})
+    prune_units(model, units or {})
+    if not has_gates and hasattr(model, "head_gates"):
+        remove_gates(model)
+    if has_biases:
+        add_output_biases(model)
     return True
 
 
-def _remove(model: PreTrainedModel, heads: dict[HeadSite, list[int]], has_gates: bool) -> None:
-    """Removes heads from a model, and all gates unless `has_gates`."""
-    if heads:
-        prune_heads(model, config_value(heads, kinds_of(layer.site for layer in locate_heads(model))))
-    if not has_gates and hasattr(model, "head_gates"):
-        remove_gates(model)
+def _surplus(model: PreTrainedModel, saved: dict[str, Any], file: Path) -> tuple[dict | None, dict | None] | None:
+    """Heads and units that a model has and the checkpoint lacks; `None` if the model lacks any of the checkpoint."""
+    found: list[dict | None] = []
+    layers = {layer.site: (layer.num_heads, layer.heads) for layer in locate_heads(model)}
+    has_units = saved.get("pruned_units") or getattr(model.config, "pruned_units", None)
+    blocks = {layer.site: (layer.num_units, layer.units) for layer in locate_units(model)} if has_units else {}
+    for name, sites, read in (("pruned_heads", layers, heads_by_site), ("pruned_units", blocks, units_by_site)):
+        sizes = {site: size for site, (size, _) in sites.items()}
+        gone = read(saved.get(name) or {}, sizes, f"{name} of {file}", from_json=True) if sites else {}
+        surplus = {site: sorted(set(present).intersection(gone.get(site, ()))) for site, (_, present) in sites.items()}
+        left = sum(len(present) for _, present in sites.values()) - sum(map(len, surplus.values()))
+        if left != sum(sizes.values()) - sum(map(len, gone.values())):
+            return None
+        found.append(config_value(surplus, kinds_of(sizes)))
+    return found[0], found[1]
 
 
 def _rebuild(model: PreTrainedModel, folder: str | Path) -> None:
     """Replaces the modules, parameters and configuration of a model by those of a new one like the checkpoint."""
     config = type(model.config).from_pretrained(folder, attn_implementation=attention_kernel(model.config))
     fresh = type(model)(copy.deepcopy(config))
-    apply_pruned_heads(fresh)
+    apply_pruning(fresh)
     fresh.to(device=model.device, dtype=model.dtype).train(model.training)
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     for name, parameter in fresh.named_parameters():

@@ -9,6 +9,7 @@ from stock_models import STOCK_MODELS, build_stock, stock_inputs
 import hf_attn_dynamics as had
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.head_sites import kinds_of
+from hf_attn_dynamics.models.unit_roles import locate_units
 
 
 FILE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -25,6 +26,7 @@ model for a checkpoint, a configuration or a loaded model.
 | guide | the guidance loss; it needs scores without added relative positions |
 | gate | closed gates, which change the output; "by group": query heads that share a key and a value share a gate |
 | prune | `prune_heads` |
+| units | `prune_units`, `prune_layers`: feed-forward units and whole layers |
 | read | `observe` with `HeadConfidence(excluded_ids=[])`; it needs the attention interface of Transformers |
 | attribute | `local_contribution`; it needs queries and keys linear in the inputs; "encoder": neither decoder nor \
 cross-attention |
@@ -34,8 +36,8 @@ cross-attention |
 outputs as stock models. `tests/models/test_every_architecture.py` also compares guidance with dense attention, and
 closed gates with removed heads.
 
-| architecture | sites | task heads | guide | gate | prune | read | attribute | relevance |
-|---|---|---|---|---|---|---|---|---|
+| architecture | sites | task heads | guide | gate | prune | units | read | attribute | relevance |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -83,6 +85,15 @@ def row(model_type: str) -> str:
             model(**inputs)
         return len(locate_heads(model)[0].heads) == layer.num_heads - layer.group_size
 
+    def without_units():
+        blocks = locate_units(stock)
+        sites = kinds_of({block.site: 1 for block in blocks})
+        chosen = {blocks[0].site.layer: blocks[0].units[::2]}
+        model = had.prune_units(had.headwise_model(stock), chosen if len(sites) == 1 else {sites[0]: chosen})
+        with torch.no_grad():
+            model(**inputs)
+        return locate_units(model)[0].units == blocks[0].units[1::2]
+
     def read():
         with torch.no_grad(), had.observe(stock, had.HeadConfidence(excluded_ids=[])) as seen:
             stock(**inputs)
@@ -100,7 +111,7 @@ def row(model_type: str) -> str:
     return (
         f"| `{model_type}` | {', '.join(kinds)} | {', '.join(head for head in heads if head) or '–'} | "
         f"{_is_possible(guided)} | {gates + (', by group' if group > 1 and gates == 'yes' else '')} | "
-        f"{_is_possible(removed)} | {_is_possible(read)} | "
+        f"{_is_possible(removed)} | {_is_possible(without_units)} | {_is_possible(read)} | "
         f"{'encoder' if attribution == 'yes' and len(kinds) > 1 else attribution} | {_is_possible(relevant)} |"
     )
 
