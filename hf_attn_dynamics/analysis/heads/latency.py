@@ -4,8 +4,9 @@
 import copy
 import hashlib
 import json
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import transformers
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ... import __version__
 from ..._files import read_json, write_text
@@ -43,6 +45,10 @@ from .measuring import (
     moved,
 )
 
+
+logger = logging.get_logger(__name__)
+
+NOISE = 0.05  # standard error of a ratio, as a fraction of the dense model, from which on measurements are unreliable
 
 # Heads and units left in all layers, by block and kind of site; missing ones are all left.
 Left = dict[tuple[str, str], int]
@@ -91,7 +97,8 @@ def measure_latency_table(
     which is measured as well: they are multiplied by the factor with which they do.
 
     Costs are those that were measured: they need not increase with the number of heads or units. Negative differences,
-    which are noise, become 0. Time on other devices, of other batch sizes or lengths is different.
+    which are noise, become 0. A warning says if rounds vary so much that the table is unreliable. Times on other
+    devices, of other batch sizes or of other lengths are different.
 
     Weights do not matter, so all models are built from the configuration with random weights, without gates and
     guidance. A dense model and a copy are in memory at a time.
@@ -299,7 +306,7 @@ def _measured(
         grids = {key: grid for key, grid in grids.items() if key[1] != "encoder"}
     copies: list[Left] = [dict.fromkeys(shape.full, 0)]
     copies += [{key: left} for key, grid in grids.items() for left in grid[:-1]]
-    ratios, seconds_of_dense = [], []
+    ratios, errors, seconds_of_dense = [], [], []
     with torch.inference_mode():
         inputs = _inputs(dense, setting, device)
         make_dense = _maker_of_inputs(dense, inputs, setting["phase"])
@@ -307,8 +314,15 @@ def _measured(
             pruned = _pruned(dense, shape, left)
             makers = [make_dense, _maker_of_inputs(pruned, inputs, setting["phase"])]
             before, after = alternating_times([dense, pruned], makers, rounds, device)
-            ratios.append(statistics.median(one / other for one, other in zip(after, before)))
+            ratio, error = _ratio(after, before)
+            ratios.append(ratio)
+            errors.append(error)
             seconds_of_dense += before
+    if max(errors) > NOISE:
+        logger.warning(
+            f"The measured times vary: the standard error of an entry is up to {100 * max(errors):.0f} % of the dense "
+            f"model's time. Measure more than {rounds} rounds, or on a machine that runs nothing else."
+        )
     of_nothing, *others = ratios
     of_grids = {key: [*(others.pop(0) for _ in grid[:-1]), 1.0] for key, grid in grids.items()}
     fractions, rest = _fractions(of_grids, of_nothing, shape)
@@ -318,6 +332,15 @@ def _measured(
     for key, costs in fractions.items():
         blocks[key] = [[left, seconds * cost] for left, cost in zip(grids[key], costs)]
     return _arranged("seconds", seconds * rest, blocks, shape, setting)
+
+
+def _ratio(times: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Median over rounds of the ratio of two times, and its standard error, from the median absolute deviation."""
+    ratios = [one / other for one, other in zip(times, others)]
+    ratio = statistics.median(ratios)
+    deviation = statistics.median(abs(one - ratio) for one in ratios)
+    # Factors of normally distributed ratios: 1.48 for the deviation, 1.25 for the error of a median.
+    return ratio, 1.86 * deviation / math.sqrt(len(ratios))
 
 
 def _fractions(

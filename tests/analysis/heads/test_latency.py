@@ -153,6 +153,16 @@ def test_shared_layers_cost_all_their_runs(monkeypatch):
     assert table.cost_of(prune_units(prune_heads(model, {0: [1]}), {0: range(12)})) == pytest.approx(6 * (1 + 6 + 6))
 
 
+def test_a_warning_says_that_the_machine_is_too_noisy(monkeypatch, caplog):
+    clock = Clock(monkeypatch, BertModel, additive)
+    measured(bert(), points=2, rounds=9)
+    assert not caplog.records
+    draw = random.Random(0)
+    clock.load = lambda turn: draw.uniform(1, 5)
+    measured(bert(), points=2, rounds=9)
+    assert "% of the dense model's time. Measure more than 9 rounds" in caplog.text
+
+
 @pytest.mark.parametrize(("name", "kinds"), [("t5", ["encoder", "decoder", "cross"]), ("llama", ["decoder"])])
 def test_kinds_of_sites_and_groups_of_heads_have_their_own_grids(name, kinds):
     model = build_stock(name)
