@@ -190,7 +190,7 @@ def select_parts(
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> from hf_attn_dynamics import count_flops_table
+        >>> from hf_attn_dynamics.analysis.heads.latency import count_flops_table
         >>> config = BertConfig(
         ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
         ... )
@@ -266,9 +266,7 @@ def _checked_gradients(scores: UnitScores, parts: list[ModelPart]) -> dict[PartS
     """Gradients of the masks of what is left, `(sentences, elements)`, in float64."""
     if scores.gradients is None:
         raise ValueError("rearrange=True needs scores of unit_importance(…, method='fisher', keep_gradients=True).")
-    return {
-        own.key: scores.gradients[own.part][own.key.site.kind][:, own.key.site.layer].double() for own in parts
-    }
+    return {own.key: scores.gradients[own.part][own.key.site.kind][:, own.key.site.layer].double() for own in parts}
 
 
 def _groups(own: ModelPart) -> list[list[int]]:

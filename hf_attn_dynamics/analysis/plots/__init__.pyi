@@ -23,6 +23,7 @@ from .heads import plot_relative_attention as plot_relative_attention
 from .heads import plot_roles as plot_roles
 from .lexical import SourceMap as SourceMap
 from .lexical import plot_source_maps as plot_source_maps
+from .parts import plot_parts_per_layer as plot_parts_per_layer
 from .score_norm import Curves as Curves
 from .score_norm import plot_score_norm_curves as plot_score_norm_curves
 
