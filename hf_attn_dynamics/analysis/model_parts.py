@@ -82,8 +82,10 @@ class ModelPart:
         return [place[element] * self.width + offset for element in elements for offset in range(self.width)]
 
     def weights_per_element(self) -> float:
-        """Approximate number of weights of a head or unit, if input and output projections are equally wide; not of blocks
-        without any."""
+        """Approximate number of weights of a head or unit, if input and output projections are equally wide.
+
+        Not for blocks without heads or units.
+        """
         if self.part == "heads":
             return (2 + 2 / self.group_size) * self.width * outputs_of(self.output)
         blocks = sum(outputs_of(projection) for projection in self.layer.inputs.values()) / len(self.elements)

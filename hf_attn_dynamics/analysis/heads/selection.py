@@ -218,7 +218,8 @@ def select_parts(
         if own.key in gradients:
             kept[own.key] = _rearranged(own, kept[own.key], gradients[own.key])
     whole = sum(float(values[own.key][own.elements].sum()) for own in chosen)
-    retained = sum(float(values[own.key][kept[own.key]].sum()) for own in chosen)
+    retained = min(sum(float(values[own.key][kept[own.key]].sum()) for own in chosen), whole)
+    retained, bound = (retained / whole, bound / whole) if whole else (1.0, 1.0)
     return Selection(
         heads=_by_layer(located, kept, "heads"),
         units=_by_layer(located, kept, "units"),
@@ -227,8 +228,8 @@ def select_parts(
         target=float(speedup),
         speedup=_speedup(table, located, kept),
         quantity=table.quantity,
-        retained=retained / whole if whole else 1.0,
-        bound=min(bound / whole, 1.0) if whole else 1.0,
+        retained=retained,
+        bound=max(min(bound, 1.0), retained),
     )
 
 
