@@ -21,6 +21,7 @@ from .analysis import RelativePositions as RelativePositions
 from .analysis import SyntacticRoles as SyntacticRoles
 from .analysis import agreement as agreement
 from .analysis import attention_maps as attention_maps
+from .analysis import count_flops_table as count_flops_table
 from .analysis import global_contribution as global_contribution
 from .analysis import head_importance as head_importance
 from .analysis import head_relevance as head_relevance
@@ -28,6 +29,7 @@ from .analysis import head_report as head_report
 from .analysis import lexical_probe as lexical_probe
 from .analysis import local_contribution as local_contribution
 from .analysis import masked_heads as masked_heads
+from .analysis import measure_latency_table as measure_latency_table
 from .analysis import observe as observe
 from .analysis import read_heads as read_heads
 from .analysis import score_norm_curve as score_norm_curve
@@ -36,6 +38,7 @@ from .analysis import show_heads as show_heads
 from .catalog import headwise_architectures as headwise_architectures
 from .catalog import headwise_model as headwise_model
 from .catalog import load_pruned as load_pruned
+from .models import CostTable as CostTable
 from .models import LstmConfig as LstmConfig
 from .models import LstmForSequenceClassification as LstmForSequenceClassification
 from .models import LstmSeq2SeqConfig as LstmSeq2SeqConfig

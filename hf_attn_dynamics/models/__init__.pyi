@@ -7,6 +7,7 @@ from .configuration_bow_attention import BowAttentionConfig as BowAttentionConfi
 from .configuration_lstm import LstmConfig as LstmConfig
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig as LstmSeq2SeqConfig
 from .configuration_proxy import ProxyConfig as ProxyConfig
+from .cost_table import CostTable as CostTable
 from .head_gates import HardConcreteGate as HardConcreteGate
 from .head_gates import expected_open_heads as expected_open_heads
 from .head_gates import prune_closed_gates as prune_closed_gates

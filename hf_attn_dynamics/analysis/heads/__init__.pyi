@@ -10,6 +10,8 @@ from .coreference import coreference_accuracy as coreference_accuracy
 from .importance import gate_importance as gate_importance
 from .importance import head_importance as head_importance
 from .importance import random_importance as random_importance
+from .latency import count_flops_table as count_flops_table
+from .latency import measure_latency_table as measure_latency_table
 from .maps import attention_maps as attention_maps
 from .maps import to_bertviz as to_bertviz
 from .outputs import head_outputs as head_outputs

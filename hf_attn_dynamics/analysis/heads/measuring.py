@@ -42,23 +42,33 @@ def check_weights(name: str, model: PreTrainedModel) -> None:
         )
 
 
-def built_anew(model: PreTrainedModel, device: str = "cpu", otherwise: str = "", **settings: Any) -> PreTrainedModel:
-    """The same model with all heads and units and random weights; the global random state is not changed.
+def check_buildable(model: Any, otherwise: str = "") -> None:
+    """Raises ValueError for wrapped models, which cannot be built from a configuration.
 
     Args:
-        model (`PreTrainedModel`): The model.
-        device (`str`): Where to build it.
-        otherwise (`str`): What to do with another kind of model, for the message.
-        settings: Other values of the configuration to change, where it has them.
-
-    Raises:
-        ValueError: if `model` is not a `PreTrainedModel`.
+        model: The model.
+        otherwise (`str`): What else to do, for the message.
     """
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
             f"model is a {type(model).__name__}, which cannot be built with all its heads; pass the model inside "
             f"(model.merge_and_unload() of adapters){otherwise}."
         )
+
+
+def built_anew(model: PreTrainedModel, device: str = "cpu", otherwise: str = "", **settings: Any) -> PreTrainedModel:
+    """The same model with all heads and units and random weights; the global random state is not changed.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        device (`str`): Where to build it.
+        otherwise (`str`): See [`check_buildable`].
+        settings: Other values of the configuration to change, where it has them.
+
+    Raises:
+        ValueError: if `model` is not a `PreTrainedModel`.
+    """
+    check_buildable(model, otherwise)
     config = copy.deepcopy(model.config)
     config.pruned_heads = config.pruned_units = None
     for name, value in settings.items():

@@ -190,7 +190,7 @@ def select_parts(
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> from hf_attn_dynamics.analysis.heads.latency import count_flops_table
+        >>> from hf_attn_dynamics import count_flops_table
         >>> config = BertConfig(
         ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
         ... )

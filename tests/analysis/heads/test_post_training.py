@@ -6,8 +6,15 @@ import pytest
 import torch
 from slow_unit_scores import lone_sentences, output_projections, padded, scored_model
 
-from hf_attn_dynamics import FisherPruning, compensate, fisher_pruning, refit_outputs, select_parts, unit_importance
-from hf_attn_dynamics.analysis.heads.latency import count_flops_table
+from hf_attn_dynamics import (
+    FisherPruning,
+    compensate,
+    count_flops_table,
+    fisher_pruning,
+    refit_outputs,
+    select_parts,
+    unit_importance,
+)
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ from hf_attn_dynamics.analysis.heads.pruning_report import head_report
 from hf_attn_dynamics.models.head_pruning import prune_heads
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.loaded_weights import stored_numbers
+from hf_attn_dynamics.models.unit_pruning import prune_units
 
 
 WIDTH, INNER, HEAD_DIM = 16, 24, 4
@@ -289,6 +290,55 @@ def test_a_table_shows_both_models_and_the_heads_of_each_layer():
         ["decoder", "4", "=", "4", "of", "4"],
         ["cross", "3", "=", "3", "of", "4"],
     ]
+
+
+def test_units_and_blocks_that_are_left_are_counted():
+    model = prune_units(prune_heads(marian(), {"encoder": {0: [0, 1, 2, 3]}}), {"decoder": {0: range(20)}})
+    report = head_report(model, batch=2, length=8, rounds=1)
+    assert (report.units, report.units_dense) == (
+        {"encoder": [24], "decoder": [4]},
+        {"encoder": [24], "decoder": [24]},
+    )
+    assert (report.units_kept, report.units_total) == (28, 48)
+    assert (report.blocks_kept, report.blocks_total) == (4, 5)
+    lines = str(report).splitlines()
+    cells = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:5]] for line in lines[:8]}
+    assert cells["units"] == ["48", "28", "0.583"]
+    assert cells["blocks"] == ["5", "4", "0.800"]
+    assert lines[-3] == "Units kept in each layer:"
+    assert [line.split() for line in lines[-2:]] == [
+        ["encoder", "24", "=", "24", "of", "24"],
+        ["decoder", "4", "=", "4", "of", "24"],
+    ]
+    html = report._repr_html_()
+    assert "Heads kept in each layer" in html
+    assert "Units kept in each layer" in html
+    values = report.to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert {"units_kept", "units_total", "blocks_kept", "blocks_total", "units", "units_dense"} <= set(values)
+
+
+def test_what_a_unit_holds_is_gone():
+    report = quick(prune_units(bert(), {0: [1, 2], 1: range(INNER)}), batch=3, length=11)
+    of_a_unit = 2 * WIDTH + 1
+    assert report.parameters_dense - report.parameters_pruned == (2 + INNER) * of_a_unit
+    assert report.flops_dense - report.flops_pruned == (2 + INNER) * 4 * 33 * WIDTH
+
+
+def test_a_report_of_heads_alone_has_no_rows_of_units():
+    report = quick(prune_heads(bert(), {0: [1]}))
+    assert (report.units_kept, report.units_total) == (2 * INNER, 2 * INNER)
+    assert "units" not in str(report).lower()
+    assert "blocks" not in str(report)
+    mixture = build_stock("mixtral")
+    assert quick(prune_heads(mixture, {0: [0, 1]})).units == {}
+
+
+def test_a_dense_model_without_units_of_the_model_is_refused():
+    with pytest.raises(
+        ValueError, match=r"dense has the units {'encoder': \[23, 24\]}, which do not include all units"
+    ):
+        quick(bert(), dense=prune_units(bert(), {0: [5]}))
 
 
 @pytest.mark.parametrize(

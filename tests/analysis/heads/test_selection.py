@@ -13,13 +13,13 @@ from hf_attn_dynamics import (
     HeadScores,
     Selection,
     UnitScores,
+    count_flops_table,
     head_importance,
     prune_heads,
     prune_units,
     select_parts,
     unit_importance,
 )
-from hf_attn_dynamics.analysis.heads.latency import count_flops_table
 from hf_attn_dynamics.analysis.heads.selection import _Site, best_counts, exchanged
 from hf_attn_dynamics.models.cost_table import CostTable
 from hf_attn_dynamics.models.head_roles import locate_heads
