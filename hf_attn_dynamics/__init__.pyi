@@ -21,7 +21,6 @@ from .analysis import RelativePositions as RelativePositions
 from .analysis import SyntacticRoles as SyntacticRoles
 from .analysis import agreement as agreement
 from .analysis import attention_maps as attention_maps
-from .analysis import count_flops_table as count_flops_table
 from .analysis import global_contribution as global_contribution
 from .analysis import head_importance as head_importance
 from .analysis import head_relevance as head_relevance
@@ -38,7 +37,6 @@ from .analysis import show_heads as show_heads
 from .catalog import headwise_architectures as headwise_architectures
 from .catalog import headwise_model as headwise_model
 from .catalog import load_pruned as load_pruned
-from .models import CostTable as CostTable
 from .models import LstmConfig as LstmConfig
 from .models import LstmForSequenceClassification as LstmForSequenceClassification
 from .models import LstmSeq2SeqConfig as LstmSeq2SeqConfig

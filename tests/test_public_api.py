@@ -64,6 +64,7 @@ def test_dir_lists_the_names_that_users_reach_for_first_and_the_subpackages():
         "load_pruned",
         "local_contribution",
         "masked_heads",
+        "measure_latency_table",
         "models",
         "observe",
         "prune_closed_gates",
