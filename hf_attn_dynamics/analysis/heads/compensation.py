@@ -175,7 +175,7 @@ def refit_outputs(
         raise ValueError(f"ridge must be a number of at least 0, got {ridge!r}.")
     pairs = _pairs(model, dense)
     check_outputs(model, [pair.own for pair in pairs])
-    batches = [dict(batch) for batch in ([data] if isinstance(data, Mapping) else data)]
+    batches = [data] if isinstance(data, Mapping) else list(data)
     runs = _runs(dense, [pair.before for pair in pairs], batches)
     if add_biases and any(pair.own.output.bias is None for pair in pairs):
         _add_biases(model)
@@ -266,7 +266,7 @@ def _mean_inputs(
 
 
 @torch.no_grad()
-def _runs(model: PreTrainedModel, parts: list[ModelPart], batches: list[dict]) -> dict[PartSite, int]:
+def _runs(model: PreTrainedModel, parts: list[ModelPart], batches: list[Mapping[str, Any]]) -> dict[PartSite, int]:
     """How often each part runs in a forward pass, in the order of their first runs."""
     counts: dict[PartSite, int] = {}
     view = evaluation_view(model)
@@ -322,7 +322,9 @@ class _Sums(NamedTuple):
 
 
 @torch.no_grad()
-def _sums(model: PreTrainedModel, dense: PreTrainedModel, pair: _Pair, batches: list[dict], runs: int) -> _Sums:
+def _sums(
+    model: PreTrainedModel, dense: PreTrainedModel, pair: _Pair, batches: list[Mapping[str, Any]], runs: int
+) -> _Sums:
     """Sums for the output projection of a part, whose targets are the outputs of the dense model."""
     of_model = _Inputs(model, pair.own, runs) if pair.own.elements else None
     of_dense = _Inputs(dense, pair.before, runs)

@@ -308,8 +308,9 @@ def test_models_that_do_not_belong_together_are_refused(function):
     ):
         with pytest.raises(ValueError, match=message):
             function(model, other, batch)
-    with pytest.raises(ValueError, match="data is empty"):
-        function(model, dense, [])
+    for data, message in (([], "data is empty"), ([[1, 2]], "batch 0 of data must be a dictionary of tensors")):
+        with pytest.raises(ValueError, match=message):
+            function(model, dense, data)
     assert all(before[name].equal(value) for name, value in model.state_dict().items())
 
 
