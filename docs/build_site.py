@@ -35,7 +35,7 @@ LOADED = re.compile(
 API = {
     "analysis.reading": "Reading of heads",
     "analysis.observers": "Observers",
-    "analysis.heads": "Heads: maps, outputs, importance",
+    "analysis.heads": "Heads and units: maps, outputs, importance, costs",
     "analysis.attribution": "Attribution",
     "analysis.relevance": "Relevance",
     "analysis.lexical": "Lexical knowledge",

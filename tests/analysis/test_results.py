@@ -16,6 +16,11 @@ NAN = float("nan")
 SCORES = had.HeadScores({"encoder": [[0.25, 0.5], [1.0, NAN]]})
 SITES = had.HeadScores({"encoder": [[0.25, 0.5]], "cross": [[1.0, NAN]]})
 
+SELECTION = had.Selection(
+    {"encoder": [[0], []]}, {"encoder": [[], [0, 1, 5]]}, {"encoder": 2}, {"encoder": 8}, 2.0, 2.5, "flops", 0.5, 0.75
+)
+ERRORS = [["heads", "encoder", 0, 0.5, 0.25]]
+
 
 def results():
     """One of each kind, with a number that is missing."""
@@ -31,6 +36,10 @@ def results():
         had.RelativeAttention({"encoder": offsets}, {"encoder": offsets}),
         had.IntegratedGradientsAgreement(vector, vector, vector, table, table),
         had.HeadReading("a model", {"confidence": SCORES}, {"relevance": "not asked for."}, 2, 9, 0, 0, 0.5, "cpu"),
+        had.UnitScores(SITES, {"encoder": torch.tensor([[0.25, NAN]])}, "fisher"),
+        SELECTION,
+        had.RefitErrors(ERRORS),
+        had.FisherPruning(SELECTION, had.RefitErrors(ERRORS), "refit", 2.5),
         AttributionFindings(
             "encoder",
             {"local": had.MapCorrelation(SCORES, SCORES, SCORES, SCORES)},

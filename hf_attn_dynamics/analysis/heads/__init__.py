@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""What heads do and how much they matter: maps, outputs, importance, antecedents, costs."""
+"""What heads and feed-forward units do and how much they matter: maps, outputs, importance, antecedents, costs."""
 
 from ..._stub import import_on_first_use
 

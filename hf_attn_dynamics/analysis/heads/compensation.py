@@ -6,7 +6,7 @@ selection.apply(model)
 compensate(model, dense, batches)          # or refit_outputs(model, dense, batches)
 """
 
-import math
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...models.added_biases import add_output_biases
-from ...models.head_sites import HeadSite
 from ...models.number_checks import is_finite
 from ...models.prunable_models import Model, separate_configuration
 from ..model_parts import ModelPart, PartSite, check_outputs, parts_of_model, tables_of_parts
@@ -27,7 +26,7 @@ from ..running import batches_of, real_tokens
 
 
 Data = Iterable[Mapping[str, Any]] | Mapping[str, Any]
-EXACT = 1e-20  # relative squared error of a projection that needs no refitting
+EXACT = 1e-20  # squared error, relative to the targets, of a projection that needs no refitting
 
 
 def mean_unit_outputs(model: PreTrainedModel, data: Data, progress: bool = False) -> dict[str, torch.Tensor]:
@@ -176,7 +175,7 @@ def refit_outputs(
         raise ValueError(f"ridge must be a number of at least 0, got {ridge!r}.")
     pairs = _pairs(model, dense)
     check_outputs(model, [pair.own for pair in pairs])
-    batches = [dict(batch) for batch in ([data] if isinstance(data, Mapping) else data)]
+    batches = [data] if isinstance(data, Mapping) else list(data)
     runs = _runs(dense, [pair.before for pair in pairs], batches)
     if add_biases and any(pair.own.output.bias is None for pair in pairs):
         _add_biases(model)
@@ -267,7 +266,7 @@ def _mean_inputs(
 
 
 @torch.no_grad()
-def _runs(model: PreTrainedModel, parts: list[ModelPart], batches: list[dict]) -> dict[PartSite, int]:
+def _runs(model: PreTrainedModel, parts: list[ModelPart], batches: list[Mapping[str, Any]]) -> dict[PartSite, int]:
     """How often each part runs in a forward pass, in the order of their first runs."""
     counts: dict[PartSite, int] = {}
     view = evaluation_view(model)
@@ -301,80 +300,77 @@ class _Inputs:
     def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Inputs of shape `(tokens, inputs)`, float64."""
         self.batch, self.found = batch, []
-        try:
+        with contextlib.suppress(_Reached):
             self.view.root(**batch)
-        except _Reached:
-            pass
         return torch.cat(self.found).double()
 
 
 class _Sums(NamedTuple):
-    """Sums over tokens of inputs x and targets y, as means and centered products, per token."""
+    """Sums over tokens of the inputs x of a projection, its targets y, and the residuals r of its current weights.
+
+    Sums of residuals, not of targets, give errors without cancellation.
+    """
 
     count: int
     x: torch.Tensor
-    y: torch.Tensor
+    r: torch.Tensor
     xx: torch.Tensor
-    xy: torch.Tensor
+    xr: torch.Tensor
+    rr: float
+    y: torch.Tensor
     yy: float
 
 
 @torch.no_grad()
-def _sums(model: PreTrainedModel, dense: PreTrainedModel, pair: _Pair, batches: list[dict], runs: int) -> _Sums:
-    """Moments of the inputs of a projection, and of the dense model's outputs of it."""
+def _sums(
+    model: PreTrainedModel, dense: PreTrainedModel, pair: _Pair, batches: list[Mapping[str, Any]], runs: int
+) -> _Sums:
+    """Sums for the output projection of a part, whose targets are the outputs of the dense model."""
     of_model = _Inputs(model, pair.own, runs) if pair.own.elements else None
     of_dense = _Inputs(dense, pair.before, runs)
-    weight, bias = pair.before.columns().double(), pair.before.output.bias
-    totals: list[Any] = [0, 0, 0, 0, 0, 0]
+    totals: list[Any] = [0] * len(_Sums._fields)
     for (_, own), (_, before) in zip(
         batches_of(batches, model, "refit_outputs()"), batches_of(batches, dense, "refit_outputs()")
     ):
-        y = of_dense(before) @ weight.T
-        y = (y if bias is None else y + bias.double()).to(model.device)
+        y = _projected(pair.before, of_dense(before)).to(model.device)
         x = of_model(own) if of_model else y[:, :0]
-        for index, one in enumerate((len(x), x.sum(0), y.sum(0), x.T @ x, x.T @ y, float(y.square().sum()))):
+        r = y - _projected(pair.own, x)
+        squares = float(r.square().sum()), float(y.square().sum())
+        for index, one in enumerate((len(x), x.sum(0), r.sum(0), x.T @ x, x.T @ r, squares[0], y.sum(0), squares[1])):
             totals[index] += one
     return _Sums(*totals)
+
+
+def _projected(own: ModelPart, x: torch.Tensor) -> torch.Tensor:
+    """Outputs of an output projection, float64."""
+    y = x @ own.columns().double().T
+    return y if own.output.bias is None else y + own.output.bias.double()
 
 
 @torch.no_grad()
 def _refit(own: ModelPart, sums: _Sums, ridge: float) -> tuple[float, float]:
     """Solves the least-squares problem of an output projection; returns its error before and after."""
-    count = max(sums.count, 1)
-    mean_y = sums.y / count
-    spread = max(sums.yy - count * float(mean_y.square().sum()), 0.0)
-    weight = own.columns().double()
-    bias = own.output.bias
-    constant = mean_y.new_zeros(len(mean_y)) if bias is None else bias.double()
-    before = _squared_error(sums, weight, constant)
-    scale = spread if spread > 0 else 1.0
-    if before <= EXACT * max(sums.yy, scale):
-        return before / scale, before / scale
-    mean_x = sums.x / count
-    xx, xy = sums.xx, sums.xy
+    weight, bias, count = own.columns(), own.output.bias, max(sums.count, 1)
+    spread = max(sums.yy - float(sums.y.square().sum()) / count, 0.0) or 1.0
+    if sums.rr <= EXACT * sums.yy:
+        return sums.rr / spread, sums.rr / spread
+    xx, xr = sums.xx, sums.xr
     if bias is not None:
-        xx, xy = xx - count * torch.outer(mean_x, mean_x), xy - count * torch.outer(mean_x, mean_y)
-    fitted = weight + _ridge_solution(xx, xy - xx @ weight.T, ridge).T
-    # The error is that of the weights as they are stored.
-    new_weight = fitted.to(own.columns().dtype)
-    new_constant = constant
+        xx, xr = xx - torch.outer(sums.x, sums.x) / count, xr - torch.outer(sums.x, sums.r) / count
+    # The error is that of the weights as they are stored, which may be rounded.
+    fitted = (weight.double() + _ridge_solution(xx, xr, ridge).T).to(weight.dtype)
+    change, shift = fitted.double() - weight.double(), torch.zeros_like(sums.r)
     if bias is not None:
-        new_bias = (mean_y - new_weight.double() @ mean_x).to(bias.dtype)
-        new_constant = new_bias.double()
-    after = _squared_error(sums, new_weight.double(), new_constant)
-    if not after < before:
-        return before / scale, before / scale
-    own.columns().copy_(new_weight)
+        constant = (bias.double() + (sums.r - change @ sums.x) / count).to(bias.dtype)
+        shift = constant.double() - bias.double()
+    error = sums.rr + (change * (change @ sums.xx - 2 * sums.xr.T)).sum()
+    error = float(error + sums.count * shift.square().sum() + 2 * shift @ (change @ sums.x - sums.r))
+    if not error < sums.rr:
+        return sums.rr / spread, sums.rr / spread
+    weight.copy_(fitted)
     if bias is not None:
-        bias.copy_(new_bias)
-    return before / scale, after / scale
-
-
-def _squared_error(sums: _Sums, weight: torch.Tensor, bias: torch.Tensor) -> float:
-    """`Σ ‖W x + b − y‖²`."""
-    products = (weight * (weight @ sums.xx - 2 * sums.xy.T)).sum() + sums.yy
-    shifts = sums.count * bias.square().sum() + 2 * bias @ (weight @ sums.x - sums.y)
-    return max(float(products + shifts), 0.0)
+        bias.copy_(constant)
+    return sums.rr / spread, max(error, 0.0) / spread
 
 
 def _ridge_solution(matrix: torch.Tensor, right: torch.Tensor, ridge: float) -> torch.Tensor:

@@ -73,6 +73,7 @@ ARGUMENTS = {
     "plot_map_correlation": [MapCorrelation(SCORES, SCORES, SCORES, SCORES), "data", ("attention", "contributions")],
     "plot_map_examples": [[MapExample("diagonal", values(2, 2), values(2, 2), ["a", "b"])], "data"],
     "plot_map_types": [{"attention": torch.arange(3 * len(MAP_TYPES)).reshape(3, -1)}, "data"],
+    "plot_parts_per_layer": [{"encoder": [2, 0]}, {"encoder": [5, 9]}, {"encoder": 4}, {"encoder": 9}, "data"],
     "plot_pretraining": [{"guided": LOG}, "data", ("plateau", 3.5), (2, 2.0)],
     "plot_pruning_curve": [ROWS, "data", "accuracy", [0.8, 0.9], 72],
     "plot_relative_attention": [OFFSETS, [("encoder", 1, 0)], 3, "data"],
