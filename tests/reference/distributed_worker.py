@@ -16,7 +16,9 @@ from transformers import PreTrainedModel, TrainerCallback
 from hf_attn_dynamics import HeadwiseMistralConfig, HeadwiseMistralForCausalLM, prune_heads
 
 
-CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets", "taught", "hidden", "costs")
+CASES = (
+    "roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets", "taught", "hidden", "costs",
+)  # fmt: skip
 KINDS = {
     "pruned": "roberta",
     "smoothed": "marian",
