@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hf_attn_dynamics import HeadwiseMistralForCausalLM, prune_heads
+from hf_attn_dynamics.models.head_gates import gates_of
 
 
 HEADS = {"roberta": "ForMaskedLM", "marian": "MTModel", "mistral": "ForCausalLM"}
@@ -44,7 +45,7 @@ def build(kind, processes):
     torch.manual_seed(0)
     cls = class_of(kind)
     if kind == "mistral":
-        config = cls.config_class(**SMALL_MISTRAL, guidance=GUIDANCE[kind], gates={})
+        config = cls.config_class(**SMALL_MISTRAL, guidance=GUIDANCE[kind], gates={"parts": ["heads", "units", "blocks"]})
     else:
         config = tiny_config(kind, guidance=GUIDANCE[kind], gates=ALL_GATES[kind], **no_dropout(kind))
     model = cls(config)
@@ -73,7 +74,7 @@ def train(kind, folder, processes, rank):
     ids = torch.randint(5, 50, (8, 10), generator=torch.Generator().manual_seed(1))
     ids = ids.chunk(processes)[rank]
     config, model, optimizer = build(kind, processes)
-    noise = torch.linspace(0.1, 0.9, sum(len(gate.log_alpha) for gate in model.head_gates().values()))
+    noise = torch.linspace(0.1, 0.9, sum(gate.num_gates for gate in gates_of(model)))
     losses = []
     for number in range(STEPS):
         if number == RESUMED:
@@ -102,7 +103,7 @@ def saved_and_pruned(kind, folder, config, state):
     ids = torch.arange(5, 12)[None]
     with torch.no_grad():
         logits = again(ids, **({"decoder_input_ids": ids} if kind == "marian" else {})).logits
-    gates = torch.cat([gate.log_alpha for gate in again.head_gates().values()])
+    gates = torch.cat([phi for gate in gates_of(again) for phi in gate.parameters()])
     return {"logits": logits.flatten().tolist(), "gates": gates.tolist()}
 
 
