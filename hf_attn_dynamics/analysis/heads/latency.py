@@ -60,7 +60,7 @@ class _Shape:
 
     Args:
         full (`dict`): Number of heads or units in each layer, by block and kind of site.
-        steps (`dict`): Heads of a kind that can only be removed together.
+        steps (`dict`): Number of heads of a kind that can only be removed together.
         sites (`dict[str, int]`): Number of attention modules by kind of site.
     """
 
@@ -208,11 +208,12 @@ def count_flops_table(
 
 
 def _checked(model: PreTrainedModel, length: int | None, phase: str) -> int | None:
-    """Checks a model and a phase; returns the number of tokens, `None` for images."""
+    """Checks arguments before any work; returns the number of tokens, `None` for images."""
     if phase not in PHASES:
         raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}.")
     check_buildable(model)
     check_weights("model", model)
+    _shape_of(model)
     if phase == "decode":
         return checked_decoding(model, length)
     inputs = example_inputs(model, 1, length)
@@ -221,30 +222,28 @@ def _checked(model: PreTrainedModel, length: int | None, phase: str) -> int | No
 
 
 def _shape_of(model: PreTrainedModel) -> _Shape:
-    full, steps, sites = {}, {}, {}
+    """Numbers of heads and units of the dense model.
+
+    Raises:
+        ValueError: if they differ between the layers of a kind.
+    """
     heads = locate_heads(model)
-    for layer in heads:
-        kind = layer.site.kind
-        sites[kind] = sites.get(kind, 0) + 1
-        steps["attention", kind] = layer.group_size
-        if full.setdefault(("attention", kind), layer.num_heads) != layer.num_heads:
-            raise ValueError(
-                f"{type(model).__name__}: the {kind} layers have different numbers of heads, for which there are no "
-                "cost tables."
-            )
     try:
         units = locate_units(model)
     except ValueError:
         units = []  # such as mixtures of experts
-    for layer in units:
-        kind = layer.site.kind
-        if full.setdefault(("feed_forward", kind), layer.num_units) != layer.num_units:
+    full: Left = {}
+    numbers = [("attention", layer.site.kind, layer.num_heads) for layer in heads]
+    numbers += [("feed_forward", layer.site.kind, layer.num_units) for layer in units]
+    for block, kind, number in numbers:
+        if full.setdefault((block, kind), number) != number:
             raise ValueError(
-                f"{type(model).__name__}: the {kind} layers have different numbers of units, for which there are no "
-                "cost tables."
+                f"{type(model).__name__}: the {kind} layers have {full[block, kind]} or {number} "
+                f"{'heads' if block == 'attention' else 'units'}; cost tables need the same number in all layers."
             )
-    kinds = kinds_of({HeadSite(kind, 0): None for kind in sites})
-    return _Shape(full, steps, {kind: sites[kind] for kind in kinds})
+    kinds = kinds_of({layer.site: layer for layer in heads})
+    sites = {kind: sum(layer.site.kind == kind for layer in heads) for kind in kinds}
+    return _Shape(full, {("attention", layer.site.kind): layer.group_size for layer in heads}, sites)
 
 
 def _dense(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -256,20 +255,19 @@ def _dense(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 def _pruned(dense: PreTrainedModel, shape: _Shape, left: Left) -> PreTrainedModel:
     """A copy of the dense model with numbers of heads and units left in all layers."""
     pruned = copy.deepcopy(dense)
-    heads = {
-        HeadSite(kind, layer): [*range(left["attention", kind], shape.full["attention", kind])]
-        for kind, layers in shape.sites.items()
-        for layer in range(layers)
-        if ("attention", kind) in left
-    }
-    units = {
-        HeadSite(kind, layer): [*range(left["feed_forward", kind], shape.full["feed_forward", kind])]
-        for kind, layers in shape.sites.items()
-        for layer in range(layers)
-        if ("feed_forward", kind) in left
-    }
-    pruned.config.pruned_heads = config_value(heads, [*shape.sites])
-    pruned.config.pruned_units = units_value(units, [kind for kind in shape.sites if kind != "cross"])
+
+    def removed(block: str) -> dict[HeadSite, list[int]]:
+        return {
+            HeadSite(kind, layer): [*range(left[block, kind], shape.full[block, kind])]
+            for kind, layers in shape.sites.items()
+            for layer in range(layers)
+            if (block, kind) in left
+        }
+
+    pruned.config.pruned_heads = config_value(removed("attention"), [*shape.sites])
+    pruned.config.pruned_units = units_value(
+        removed("feed_forward"), [kind for kind in shape.sites if kind != "cross"]
+    )
     apply_pruning(pruned)
     return pruned.eval()
 

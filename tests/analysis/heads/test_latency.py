@@ -450,3 +450,8 @@ def test_models_that_cannot_be_measured_are_refused():
         measured(build_image_reader("llava")[0])
     with pytest.raises(ValueError, match="model is a Linear, which cannot be built"):
         measured(torch.nn.Linear(2, 2))
+    uneven = bert()
+    layer = uneven.encoder.layer[1]
+    layer.intermediate.dense, layer.output.dense = torch.nn.Linear(16, 12), torch.nn.Linear(12, 16)
+    with pytest.raises(ValueError, match="the encoder layers have 24 or 12 units; cost tables need the same number"):
+        measured(uneven)
