@@ -37,8 +37,15 @@ def measured(
         head_report(model, batch=batch, length=length, device=training_args.device, dense=dense)
         for batch, length in shapes
     ]
-    first = reports[0]
-    return {
+    first, decoding = reports[0], {}
+    if args.task == "causal-lm":
+        batch, length = shapes[0]
+        # One position is for the token that is decoded.
+        report = head_report(
+            model, batch=batch, length=length - 1, device=training_args.device, dense=dense, phase="decode"
+        )
+        decoding = {"decoding_speedup": 1 / report.latency_ratio, "cache_bytes": report.cache_bytes_pruned}
+    return decoding | {
         "target": goal.speedup,
         "speedup": 1 / first.latency_ratio,
         "more_speedups": {report_name(report): 1 / report.latency_ratio for report in reports[1:]},
@@ -59,7 +66,7 @@ def report_name(report: Any) -> str:
 def pruned_row(task: PruningTask, results: dict[str, Any]) -> PrunedRow:
     names = (
         "method", "heads", "loss", "parameters", "target", "speedup", "more_speedups", "predicted_speedup",
-        "speedup_of_ideal", "units", "blocks", "untrained", "bytes",
+        "speedup_of_ideal", "units", "blocks", "untrained", "bytes", "decoding_speedup", "cache_bytes",
     )  # fmt: skip
     values = {key: results[key] for key in names if key in results}
     return PrunedRow(metric=task.metric, value=results[task.metric], **values)

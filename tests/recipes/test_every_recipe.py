@@ -486,7 +486,7 @@ WITHOUT_TEACHER = [row for row in ROWS if row.name != "distil_heads" and "distil
 
 @pytest.mark.parametrize("row", WITHOUT_TEACHER, ids=str)
 def test_flags_of_a_teacher_are_refused_where_there_is_none(row, material, tmp_path, refused):
-    with refused("distillation_weight=0.5 has no effect here; only distil_heads has a teacher"):
+    with refused("distillation_weight=0.5 has no effect here; only distil_heads and prune_heads have a teacher"):
         cli.main(
             [row.name, *material(f"{row.flags} --distillation_weight 0.5"), "--output_dir", str(tmp_path / "run")]
         )

@@ -138,6 +138,10 @@ def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
         per_device_train_batch_size=4,
     )
     assert all(row["heads"] % 2 == 0 for row in summary["rows"])
+    for row in summary["rows"]:
+        assert row["decoding_speedup"] > 0
+        # Keys and values of 2 × 2 heads of size 4 in float32, less what was removed.
+        assert 0 < row["cache_bytes"] <= 2 * 2 * 2 * 4 * 4
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model-1.5x")
     with torch.no_grad():
         assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()

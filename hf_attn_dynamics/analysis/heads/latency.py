@@ -22,7 +22,7 @@ from ... import __version__
 from ..._files import read_json, write_text
 from ...models.architecture_sizes import architecture_sizes
 from ...models.compat import attention_kernel
-from ...models.cost_table import PHASES, CostTable, Grid
+from ...models.cost_table import CostTable, Grid
 from ...models.device_names import device_name
 from ...models.head_roles import locate_heads
 from ...models.head_sites import HeadSite, config_value, kinds_of
@@ -35,6 +35,7 @@ from .measuring import (
     built_anew,
     check_buildable,
     check_counts,
+    check_phase,
     check_weights,
     checked_decoding,
     checked_length,
@@ -209,8 +210,7 @@ def count_flops_table(
 
 def _checked(model: PreTrainedModel, length: int | None, phase: str) -> int | None:
     """Checks arguments before any work; returns the number of tokens, `None` for images."""
-    if phase not in PHASES:
-        raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}.")
+    check_phase(phase)
     check_buildable(model)
     check_weights("model", model)
     _shape_of(model)

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from ...models.compat import build_from_config
+from ...models.cost_table import PHASES
 from ...models.number_checks import is_integer
 from ..model_views import evaluation_view
 from ..running import longest_input
@@ -30,6 +31,12 @@ def check_counts(**given: int | None) -> None:
     for name, value in given.items():
         if value is not None and not (is_integer(value) and value > 0):
             raise ValueError(f"{name} must be an integer greater than 0, got {value!r}.")
+
+
+def check_phase(phase: str) -> None:
+    """Raises ValueError unless `phase` is `forward` or `decode`."""
+    if phase not in PHASES:
+        raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}.")
 
 
 def check_weights(name: str, model: PreTrainedModel) -> None:
@@ -191,6 +198,13 @@ def decoding_inputs(model: PreTrainedModel, inputs: Inputs) -> Callable[[], Inpu
         filling["attention_mask"] = inputs["attention_mask"][:, :-1]
     cache = model(**filling, use_cache=True).cache
     return lambda: {**arguments, "cache": copy.deepcopy(cache), "use_cache": True}
+
+
+def cache_bytes(cache: Any) -> float:
+    """Bytes of keys and values of self-attention that a cache holds for each token of a sentence."""
+    cache = getattr(cache, "self_attention_cache", cache)
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return sum(tensor.numel() * tensor.element_size() / (tensor.shape[0] * tensor.shape[-2]) for tensor in tensors)
 
 
 def count_flops(model: PreTrainedModel, inputs: Inputs) -> int:

@@ -22,10 +22,14 @@ from ..notebook import html_table
 from .measuring import (
     alternating_times,
     built_anew,
+    cache_bytes,
     check_counts,
+    check_phase,
     check_weights,
+    checked_decoding,
     count_flops,
     cpu_threads,
+    decoding_inputs,
     example_inputs,
     moved,
 )
@@ -54,6 +58,9 @@ class HeadReport:
         units (`dict[str, list[int]]`): Number of kept feed-forward units in each layer, by kind of site; empty if
             units of this architecture cannot be pruned.
         units_dense (`dict[str, list[int]]`): Number of units in each layer of the dense model.
+        phase (`str`): `forward`, or `decode` for one token with a cache.
+        cache_bytes_dense, cache_bytes_pruned (`float`, *optional*): Bytes of keys and values that the cache of
+            self-attention holds for each token, if `phase` is `decode`.
     """
 
     layers: dict[str, list[int]]
@@ -75,6 +82,9 @@ class HeadReport:
     rounds: int
     units: dict[str, list[int]] = field(default_factory=dict)
     units_dense: dict[str, list[int]] = field(default_factory=dict)
+    phase: str = "forward"
+    cache_bytes_dense: float | None = None
+    cache_bytes_pruned: float | None = None
 
     @property
     def heads_total(self) -> int:
@@ -125,11 +135,11 @@ class HeadReport:
         """All metrics under flat keys, for a summary."""
         pairs = {
             f"{name}_{which}": getattr(self, f"{name}_{which}")
-            for name in ("parameters", "flops", "bytes", "latency")
+            for name in ("parameters", "flops", "bytes", "latency", "cache_bytes")
             for which in ("dense", "pruned")
         }
         derived = ("flops_ratio", "latency_ratio", "latency_of_ideal")
-        setting = ("device", "dtype", "inputs", "threads", "batch", "length", "rounds")
+        setting = ("device", "dtype", "inputs", "threads", "batch", "length", "rounds", "phase")
         layers = ("layers", "layers_dense", "units", "units_dense")
         counts = [f"{part}_{which}" for part in ("heads", "units", "blocks") for which in ("total", "kept")]
         return {
@@ -152,6 +162,8 @@ class HeadReport:
         ]
         if self.latency_dense is not None:
             rows.append(_row("latency", self.latency_dense, self.latency_pruned, 1e-3, "ms"))
+        if self.cache_bytes_dense is not None:
+            rows.append(_row("cache per token", self.cache_bytes_dense, self.cache_bytes_pruned, 1e3, "kB"))
         return rows
 
     def _repr_html_(self) -> str:
@@ -176,14 +188,18 @@ class HeadReport:
         return shown + [("units", self.units, self.units_dense)] * (self.units_kept < self.units_total)
 
     def plot(self, path: str | Path | None = None, title: str = "") -> "Figure":
-        """Draws the number of heads that each layer keeps.
+        """Draws the number of heads that each layer keeps, and of units if any was removed.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
             title (`str`): Model and data; the picture itself says what it shows.
         """
         from ..plots.base import plot_heads_per_layer
+        from ..plots.parts import plot_parts_per_layer
 
+        if self.units_kept < self.units_total:
+            left = {"": {"heads": self.layers, "units": self.units}}
+            return plot_parts_per_layer(left, path, self.layers_dense, self.units_dense, title)
         total = {kind: max(built) for kind, built in self.layers_dense.items()}
         return plot_heads_per_layer(self.layers, path, total, title)
 
@@ -229,6 +245,7 @@ def head_report(
     threads: int | None = None,
     latency: bool = True,
     inputs: dict[str, torch.Tensor] | None = None,
+    phase: str = "forward",
 ) -> HeadReport:
     """Compares heads, feed-forward units, parameters, FLOPs, bytes and latency of a pruned model with its dense model.
 
@@ -249,13 +266,15 @@ def head_report(
         threads (`int`, *optional*): Number of CPU threads; PyTorch's current number by default.
         latency (`bool`): Whether to measure latency.
         inputs (`dict[str, torch.Tensor]`, *optional*): Inputs of both models, in place of `batch` and `length`.
+        phase (`str`): `forward` for a forward pass on whole sentences; `decode` for one token with a cache of `length`
+            tokens, of a model that generates text. FLOPs are those of this phase.
 
     Returns:
         [`HeadReport`]
 
     Raises:
         ValueError: if a number is not positive, `length` exceeds the model's positions, `inputs` is needed for this
-            kind of model, a model is quantized, or `dense` has other layers or lacks heads or units of the model.
+            kind of model or given for `decode`, `phase` is unknown or needs a cache that the model does not have, a model is quantized, or `dense` has other layers or lacks heads or units of the model.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -271,13 +290,21 @@ def head_report(
     check_counts(batch=batch, length=length, rounds=rounds, threads=threads)
     if inputs is not None and (batch is not None or length is not None):
         raise ValueError("inputs already determine batch and length: leave out batch and length, or inputs.")
+    check_phase(phase)
+    if inputs is not None and phase == "decode":
+        raise ValueError("phase='decode' makes its own inputs; leave inputs out.")
     if device is not None and getattr(model, "hf_device_map", None):
         raise ValueError(f"device={str(device)!r}: a model with a device map cannot be moved; leave device out.")
     for name, each in (("model", model), ("dense", dense)):
         if each is not None:
             check_weights(name, each)
     layers = locate_heads(model)
-    inputs = example_inputs(model, batch or 8, length) if inputs is None else inputs
+    if phase == "decode":
+        # The last token is decoded.
+        length = checked_decoding(model, length)
+        inputs = example_inputs(model, batch or 8, length + 1)
+    elif inputs is None:
+        inputs = example_inputs(model, batch or 8, length)
     dense = built_anew(model, otherwise=", or pass the dense model as dense") if dense is None else dense
     kept, before = _checked_counts("heads", layers, locate_heads(dense))
     units, units_before = _checked_counts("units", _unit_layers(model), _unit_layers(dense))
@@ -287,13 +314,17 @@ def head_report(
         threads = torch.get_num_threads()
         inputs = moved(inputs, device, model.dtype)
         with torch.inference_mode():
-            flops = [count_flops(each, inputs) for each in (dense, model)]
             readers = [evaluation_view(each).root for each in (dense, model)]
+            is_decoding = phase == "decode"
+            makers = [decoding_inputs(each, inputs) if is_decoding else lambda: inputs for each in readers]
+            caches = [cache_bytes(make()["cache"]) for make in makers] if is_decoding else (None, None)
+            flops = [count_flops(each, make()) for each, make in zip((dense, model), makers)]
             times = (None, None)
             if latency:
-                seconds = alternating_times(readers, [lambda: inputs] * 2, rounds, device)
+                seconds = alternating_times(readers, makers, rounds, device)
                 times = [statistics.median(own) for own in seconds]
 
+    shapes = ", ".join(f"{name} {' × '.join(map(str, value.shape))}" for name, value in inputs.items())
     first = inputs.get(model.main_input_name, next(iter(inputs.values())))
     tokens = next((inputs[name] for name in ("decoder_input_ids", "input_ids") if name in inputs), None)
     return HeadReport(
@@ -309,13 +340,16 @@ def head_report(
         latency_pruned=times[1],
         device=device_name(device),
         dtype=str(model.dtype).removeprefix("torch."),
-        inputs=", ".join(f"{name} {' × '.join(map(str, value.shape))}" for name, value in inputs.items()),
+        inputs=f"one token after {length} in the cache, batch of {len(first)}" if is_decoding else shapes,
         threads=threads,
         batch=len(first),
-        length=None if tokens is None else tokens.shape[1],
+        length=length if is_decoding else None if tokens is None else tokens.shape[1],
         rounds=rounds if latency else 0,
         units=units,
         units_dense=units_before,
+        phase=phase,
+        cache_bytes_dense=caches[0],
+        cache_bytes_pruned=caches[1],
     )
 
 

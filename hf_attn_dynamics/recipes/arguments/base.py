@@ -152,10 +152,10 @@ def _has_gpu() -> bool:
 
 # Flags of a trainer with a teacher, and what to do instead.
 OF_HIDDEN_STATES = dict.fromkeys(
-    ("hidden_distillation_weight", "hidden_distillation_layers"), "only HeadwiseTrainer learns hidden states"
+    ("hidden_distillation_weight", "hidden_distillation_layers"), "only prune_heads learns hidden states"
 )
 OF_A_TEACHER = {
-    **dict.fromkeys(("distillation_weight", "distillation_temperature"), "only distil_heads has a teacher"),
+    **dict.fromkeys(("distillation_weight", "distillation_temperature"), "only distil_heads and prune_heads have a teacher"),
     **OF_HIDDEN_STATES,
 }
 

@@ -40,6 +40,12 @@ class PrunedRow(Record):
     loss: float = result("Mean loss on the validation examples, in nats.")
     parameters: int = result("Number of parameters.")
     bytes: int | None = result("Size of the parameters in bytes.", default=None, optional=True)
+    decoding_speedup: float | None = result(
+        "Speed-up of decoding one token with a filled cache.", default=None, optional=True
+    )
+    cache_bytes: float | None = result(
+        "Bytes of keys and values that the cache holds for each token.", default=None, optional=True
+    )
 
 
 @dataclass(kw_only=True)
