@@ -274,7 +274,8 @@ def head_report(
 
     Raises:
         ValueError: if a number is not positive, `length` exceeds the model's positions, `inputs` is needed for this
-            kind of model or given for `decode`, `phase` is unknown or needs a cache that the model does not have, a model is quantized, or `dense` has other layers or lacks heads or units of the model.
+            kind of model or given for `decode`, `phase` is unknown or needs a cache that the model does not have, a
+            model is quantized, or `dense` has other layers or lacks heads or units of the model.
 
     Example:
         >>> from transformers import BertConfig, BertModel

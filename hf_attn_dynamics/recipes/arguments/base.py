@@ -155,7 +155,9 @@ OF_HIDDEN_STATES = dict.fromkeys(
     ("hidden_distillation_weight", "hidden_distillation_layers"), "only prune_heads learns hidden states"
 )
 OF_A_TEACHER = {
-    **dict.fromkeys(("distillation_weight", "distillation_temperature"), "only distil_heads and prune_heads have a teacher"),
+    **dict.fromkeys(
+        ("distillation_weight", "distillation_temperature"), "only distil_heads and prune_heads have a teacher"
+    ),
     **OF_HIDDEN_STATES,
 }
 

@@ -425,3 +425,35 @@ def test_quantized_models_are_refused_by_name():
     loaded.is_quantized = True  # as Transformers marks what it loads in 4 or 8 bits
     with pytest.raises(ValueError, match="dense is a quantized BertModel, whose parameters"):
         head_report(bert(), dense=loaded)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "decoder"), ("marian", "decoder")])
+def test_decoding_is_measured_with_a_cache(name, kind):
+    dense = build_stock(name)
+    layer = next(layer for layer in locate_heads(dense) if layer.site.kind == kind)
+    heads = {layer.site.layer: layer.heads[: layer.group_size]}
+    model = prune_heads(build_stock(name), heads if name == "llama" else {kind: heads})
+    report = head_report(model, batch=2, length=9, rounds=1, dense=dense, phase="decode")
+    assert (report.phase, report.batch, report.length) == ("decode", 2, 9)
+    groups = layer.num_heads // layer.group_size
+    layers = sum(one.site.kind == kind for one in locate_heads(dense))
+    # Keys and values in float32.
+    assert report.cache_bytes_dense == layers * groups * layer.head_dim * 2 * 4
+    assert report.cache_bytes_pruned == report.cache_bytes_dense - layer.head_dim * 2 * 4
+    assert report.flops_pruned < report.flops_dense
+    assert report.flops_dense < head_report(model, batch=2, length=9, latency=False, dense=dense).flops_dense
+    assert "cache per token" in str(report)
+    assert "one token after 9 in the cache, batch of 2" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phase": "prefill"}, "phase must be one of forward, decode, got 'prefill'"),
+        ({"phase": "decode", "inputs": {}}, "phase='decode' makes its own inputs; leave inputs out"),
+        ({"phase": "decode"}, "phase='decode' needs a model that generates text with a cache"),
+    ],
+)
+def test_phases_that_a_model_does_not_have_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        head_report(build_stock("bert"), **changes)
