@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_losses import labelled_rows
 from .distillation import Teacher, TeacherOutput, check_is_model, check_tokenizers, logit_distillation_loss
+from .trainer_checks import has_classes
 from .training_hooks import TrainingHooksMixin
 
 
@@ -53,8 +54,11 @@ class TeacherMixin(TrainingHooksMixin):
                 f"{type(model).__name__} replaces tokens in its forward pass, which a teacher would not see: train "
                 "another model with a teacher."
             )
-        if weight:
-            _check_logits(model)
+        if weight and not has_classes(model):
+            raise ValueError(
+                f"distillation_weight needs a task loss over classes or tokens, which {type(model).__name__} does not "
+                "have; set it to 0."
+            )
         self._check_tokenizer()
         if not hasattr(self.teacher, "hf_device_map"):
             self.teacher.to(self.args.device)
@@ -110,17 +114,3 @@ class TeacherMixin(TrainingHooksMixin):
         )
         loss = loss * processes
         return (1 - weight) * task_loss + weight * loss.to(task_loss.device), loss
-
-
-def _check_logits(model: PreTrainedModel) -> None:
-    """Raises ValueError unless the task loss is a cross-entropy of classes."""
-    terms = model.loss_terms
-    is_classes = len(terms) == 1 and terms[0].kind in ("class", "next", "problem") and not terms[0].made
-    if is_classes and terms[0].kind == "problem":
-        problem = model.config.problem_type
-        is_classes = model.config.num_labels > 1 and problem in (None, "single_label_classification")
-    if not is_classes:
-        raise ValueError(
-            f"distillation_weight needs a task loss over classes or tokens, which {type(model).__name__} does not "
-            "have; set it to 0."
-        )
