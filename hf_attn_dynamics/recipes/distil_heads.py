@@ -38,7 +38,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
-from .. import HeadwiseTrainer, HeadwiseTrainingArguments
+from .. import HeadwiseTrainer
 from .._tables import format_table
 from ..training import LogWhenSaved, check_trainer_arguments
 from .arguments.base import flag
@@ -142,15 +142,8 @@ def without_evaluation(training_args: DistilTrainingArguments, epochs: float) ->
     """Training arguments of the teacher."""
     own = copy.copy(training_args)
     own.num_train_epochs, own.max_steps, own.eval_strategy, own.load_best_model_at_end = epochs, -1, "no", False
-    own.guidance_weight = 0.0
-    without_logits(own)
+    own.guidance_weight = own.distillation_weight = 0.0
     return own
-
-
-def without_logits(training_args: DistilTrainingArguments) -> None:
-    """Sets the arguments of the logits of a teacher to those of a training without one."""
-    for name in ("distillation_weight", "distillation_temperature"):
-        setattr(training_args, name, getattr(HeadwiseTrainingArguments, name))
 
 
 def train_teacher(
@@ -181,7 +174,7 @@ def train_student(
     if guidance is None:
         own.guidance_weight = 0.0
     if system == "labels":
-        without_logits(own)
+        own.distillation_weight = 0.0
     set_seed(own.seed)
     student = student_of(teacher, task.args.student_layers, guidance)
     taught = {} if system == "labels" else {"teacher": teacher}

@@ -138,6 +138,14 @@ class HeadwiseArguments:
 
     def __post_init__(self):
         self.check_values()
+        # Only here: copies of arguments may train without the logits of a teacher.
+        if (
+            self.distillation_temperature != HeadwiseArguments.distillation_temperature
+            and not self.distillation_weight
+        ):
+            raise ValueError(
+                f"distillation_temperature={self.distillation_temperature} needs a distillation_weight above 0."
+            )
         super().__post_init__()
 
     @classmethod
@@ -172,13 +180,6 @@ class HeadwiseArguments:
         if not 0 < self.distillation_temperature < math.inf:
             raise ValueError(
                 f"distillation_temperature must be above 0 and finite, got {self.distillation_temperature}."
-            )
-        if (
-            self.distillation_temperature != HeadwiseArguments.distillation_temperature
-            and not self.distillation_weight
-        ):
-            raise ValueError(
-                f"distillation_temperature={self.distillation_temperature} needs a distillation_weight above 0."
             )
         if not 0 < self.layer_rate_decay <= 1:
             raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")
