@@ -577,20 +577,19 @@ class HeadSettings:
             for kind in self.guidance
         }
 
-    @property
-    def taught_indices(self) -> dict[str, dict[int, dict[int, int]]]:
-        """Heads of the teacher by layer and head of the student, by kind of site, as an index among the remaining
-        heads; layers that learn relations only have none."""
-        found: dict[str, dict[int, dict[int, int]]] = {}
-        if not self.is_taught:
-            return found
+    @cached_property
+    def taught_indices(self) -> dict[HeadSite, dict[int, int]]:
+        """Heads of the teacher by head of the student, as an index among the remaining heads, for each layer that
+        learns from a teacher; layers that learn relations only have no heads."""
+        found: dict[HeadSite, dict[int, int]] = {}
         kept = self.kept_heads()
         for kind, settings in self.guidance.items():
             for layer in settings.taught.layers if settings.taught else ():
-                own, taught = kept[HeadSite(kind, layer)], settings.taught.taught.get(layer, {})
+                site = HeadSite(kind, layer)
+                own, taught = kept[site], settings.taught.taught.get(layer, {})
                 left = {own.index(head): other for head, other in taught.items() if head in own}
                 if left or (settings.taught.relations and own):
-                    found.setdefault(kind, {})[layer] = left
+                    found[site] = left
         return found
 
 

@@ -2,7 +2,7 @@
 """The mixin that makes a stock Transformers model headwise."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -293,29 +293,15 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "instance."
                 )
             noise = self._noise_by_site(gates, request.gate_noise)
-        taught = None
-        if request.guided:
-            taught = self.head_settings.taught_indices
-            taught = {HeadSite(kind, layer): heads for kind, one in taught.items() for layer, heads in one.items()}
-            self._check_taught(taught, request.teacher_attention)
+        taught = self.head_settings.taught_indices if request.guided else None
         return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention)
-
-    def _check_taught(self, taught: dict[HeadSite, dict[int, int]], attention: Mapping | None) -> None:
-        for site in taught:
-            if site not in attention:
-                raise ValueError(
-                    f"teacher_attention has nothing for the {site}, which guidance['teacher'] names: compute it by a "
-                    "Teacher of this model."
-                )
 
     def _requested_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
         indices = self.head_settings.guided_indices.items() if request.guided else ()
         sites = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
         if request.guided:
-            sites += [
-                HeadSite(kind, layer) for kind, layers in self.head_settings.taught_indices.items() for layer in layers
-            ]
+            sites += self.head_settings.taught_indices
         if request.gate_noise is not None:
             sites += [site for site, gate in gates.items() if len(gate.log_alpha)]
         return sites
