@@ -109,6 +109,10 @@ class Teacher:
                             f"{owner}'s {layer.site}; choose a common divisor of the sizes of student and teacher."
                         )
 
+    def is_current(self) -> bool:
+        """Whether the teacher still has the layers and heads that it had."""
+        return self._reader is None or locate_heads(self.model) == [*self._reader.layers.values()]
+
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Any]) -> TeacherOutput:
         """Runs the teacher on a batch.
@@ -133,8 +137,13 @@ def check_is_model(teacher: Any) -> None:
         raise ValueError(f"teacher must be a PreTrainedModel, got {type(teacher).__name__}.")
 
 
+def vocabulary_sizes(*models: PreTrainedModel) -> list[int | None]:
+    """Number of tokens of each model that reads tokens."""
+    return [getattr(model.config.get_text_config(), "vocab_size", None) for model in models]
+
+
 def _check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel) -> None:
-    sizes = [getattr(model.config.get_text_config(), "vocab_size", None) for model in (teacher, student)]
+    sizes = vocabulary_sizes(teacher, student)
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the teacher reads a vocabulary of {sizes[0]} tokens, the student one of {sizes[1]}: both need the same "

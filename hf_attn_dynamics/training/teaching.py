@@ -8,7 +8,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models.head_losses import labelled_rows
-from .distillation import Teacher, TeacherOutput, check_is_model, check_tokenizers, logit_distillation_loss
+from .distillation import (
+    Teacher,
+    TeacherOutput,
+    check_is_model,
+    check_tokenizers,
+    logit_distillation_loss,
+    vocabulary_sizes,
+)
 from .trainer_checks import has_classes
 from .training_hooks import TrainingHooksMixin
 
@@ -24,6 +31,7 @@ class TeacherMixin(TrainingHooksMixin):
     def __init__(self, *args, teacher: PreTrainedModel | None = None, **kwargs):
         self.teacher = teacher
         self._teacher: Teacher | None = None  # in a training with a teacher
+        self._read_from: tuple = ()  # what it was checked against
         super().__init__(*args, **kwargs)
 
     def _read_teacher(self) -> None:
@@ -31,7 +39,7 @@ class TeacherMixin(TrainingHooksMixin):
         model, weight = self._plain_model, self._argument("distillation_weight")
         is_headwise = hasattr(model, "head_settings")
         learns_attention = is_headwise and model.head_settings.is_taught and self._argument("guidance_weight") != 0
-        self._teacher = None
+        known, self._teacher = self._teacher, None
         if self.teacher is None:
             if learns_attention or weight:
                 given = "guidance['teacher']" if learns_attention else f"distillation_weight={weight}"
@@ -59,14 +67,18 @@ class TeacherMixin(TrainingHooksMixin):
                 f"distillation_weight needs a task loss over classes or tokens, which {type(model).__name__} does not "
                 "have; set it to 0."
             )
-        self._check_tokenizer()
         if not hasattr(self.teacher, "hf_device_map"):
             self.teacher.to(self.args.device)
-        self._teacher = Teacher(self.teacher, model, None if learns_attention else {})
+        tokenizer, sizes = getattr(self, "processing_class", None), vocabulary_sizes(self.teacher, model)
+        source = (self.teacher, model, model.head_settings if learns_attention else None, tokenizer, sizes)
+        if known is None or source != self._read_from or not known.is_current():
+            self._check_tokenizer(tokenizer)
+            known = Teacher(self.teacher, model, None if learns_attention else {})
+        self._teacher, self._read_from = known, source
 
-    def _check_tokenizer(self) -> None:
+    def _check_tokenizer(self, own: Any) -> None:
         """Compares the tokenizer of the trainer with the one in the folder of the teacher, where there are both."""
-        own, name = getattr(self, "processing_class", None), getattr(self.teacher, "name_or_path", None)
+        name = getattr(self.teacher, "name_or_path", None)
         if not isinstance(own, PreTrainedTokenizerBase) or not name:
             return
         try:

@@ -296,6 +296,20 @@ def test_losses_without_classes_are_refused(tmp_path):
     refused(tmp_path, "HeadwiseElectraForJointPreTraining replaces tokens in its forward pass", joint, teacher)
 
 
+def test_a_teacher_is_read_again_if_it_or_the_student_has_changed(tmp_path):
+    teacher, student = teacher_of("roberta", "MaskedLM"), student_of("MaskedLM")
+    run = trainer(tmp_path, student, examples("MaskedLM"), teacher=teacher)
+    first = run._teacher
+    run.train()
+    assert run._teacher is first
+    had.prune_heads(student, {0: [0]})
+    run.train()
+    assert run._teacher is not first
+    had.prune_heads(teacher, {2: [5]})
+    with pytest.raises(ValueError, match="head 2 .* learns from head 5 .* has the heads 0, 1, 2, 3, 4"):
+        run.train()
+
+
 # ---- Own loops ----
 
 
