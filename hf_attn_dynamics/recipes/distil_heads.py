@@ -44,7 +44,7 @@ from ..training import LogWhenSaved, check_trainer_arguments
 from .arguments.base import flag
 from .arguments.distil_heads import DistilArguments
 from .checkpoints import load_config
-from .classifier_tasks import SampledTask, write_classifier_card
+from .classifier_tasks import SampledTask, write_classifier_card_of_run
 from .classifying import (
     SEQUENCE_CLASSIFIER,
     ClassifierTrainingArguments,
@@ -58,7 +58,6 @@ from .distil_plots import plot_students
 from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.distil_heads import DistilSummary
-from .summaries.finetune import FinetuneRow
 
 
 TEACHER, MODEL_FOLDER = "teacher", "model"
@@ -302,16 +301,11 @@ def publish(
     title = f"{Path(summary.model).name}, {size}; {summary.text}"
     draw(plot_students, folder / "students.png", summary.curve, teacher=summary.teacher_accuracy, title=title)
     for system, config in configs.items():
-        row = FinetuneRow(
-            seed=summary.provenance["seed"],
-            fold=None,
-            train_examples=summary.train_examples,
-            eval_examples=summary.eval_examples,
-            metrics=runs[system]["metrics"],
-        )
         kept = ", ".join(map(str, summary.student_layers))
         part = f" in its layers {kept} of {summary.teacher_layers}, counted from 0{LEARNT[system]}"
-        write_classifier_card(task, [row], config, summary, folder / MODEL_FOLDER / system, part)
+        write_classifier_card_of_run(
+            task, runs[system]["metrics"], config, summary, folder / MODEL_FOLDER / system, part
+        )
 
 
 def print_report(summary: DistilSummary, systems: Sequence[str], folder: Path) -> None:
