@@ -162,8 +162,8 @@ def check_tokenizers(student: Any, teacher: Any) -> None:
         return
     token, index = min(own.items() ^ other.items(), key=lambda pair: (pair[1], pair[0]))
     raise ValueError(
-        f"student and teacher need the same tokenizer, but token {token!r} is number {own.get(token)} in that of the "
-        f"student, and {other.get(token)} in that of the teacher."
+        f"student and teacher need the same tokenizer, but token {token!r} is number {own.get(token)} in the "
+        f"student's tokenizer, and {other.get(token)} in the teacher's."
     )
 
 

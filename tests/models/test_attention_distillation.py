@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The loss between the attention of a student and that of a teacher, against its dense definition."""
+"""The divergence of the attention of a student from its teacher's, against its dense definition."""
 
 import json
 

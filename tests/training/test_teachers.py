@@ -261,7 +261,7 @@ def test_tokenizers_are_compared(tmp_path):
     teacher = RobertaForMaskedLM.from_pretrained(tmp_path / "teacher")
     args = had.HeadwiseTrainingArguments(output_dir=str(tmp_path / "run"), report_to="none", use_cpu=True)
     own = AutoTokenizer.from_pretrained(tmp_path / "own")
-    with pytest.raises(ValueError, match="token 'b' is number 6 in that of the student, and 7 in that of the teacher"):
+    with pytest.raises(ValueError, match="token 'b' is number 6 in the student's tokenizer, and 7 in the teacher's"):
         had.HeadwiseTrainer(student_of("MaskedLM"), args, processing_class=own, teacher=teacher)
     other = AutoTokenizer.from_pretrained(tmp_path / "teacher")
     had.HeadwiseTrainer(student_of("MaskedLM"), args, processing_class=other, teacher=teacher)
