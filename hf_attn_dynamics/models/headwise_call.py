@@ -11,8 +11,8 @@ import torch
 from .attention_distillation import AttentionInputs, taught_loss
 from .compat import call_after_backward
 from .guidance_loss import guide_heads, guided_hits
+from .guidance_settings import check_guided_names
 from .guidance_targets import GuidanceTargets, LayerTargets
-from .head_settings import check_guided_names
 from .head_sites import HeadSite
 from .teacher_settings import TEACHER
 

@@ -11,12 +11,13 @@ from transformers.utils import ModelOutput
 
 from .compat import StockExpertsMixin, attention_kernel, kernel_name
 from .guidance_inputs import guidance_targets, guided_row_counts, measured_targets
+from .guidance_settings import COLUMN_PREFIX
 from .hard_coded_attention import install_hard_coded_attention
 from .head_gates import HardConcreteGate, gate_penalty, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
 from .head_pruning import apply_pruned_heads, separate_configuration
 from .head_roles import HeadLayer, locate_heads, roles_of
-from .head_settings import COLUMN_PREFIX, HeadSettings
+from .head_settings import HeadSettings
 from .head_sites import HeadSite
 from .headwise_arguments import headwise_forward
 from .headwise_attention import carried, install_headwise_attention

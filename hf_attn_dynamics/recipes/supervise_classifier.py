@@ -39,7 +39,7 @@ from ..analysis.plots.base import plot_head_maps
 from ..analysis.running import on_device
 from ..data import align_weights
 from ..data.lexicons import learn_lexicon, load_lexicon, rationale
-from ..models.head_settings import COLUMN_PREFIX
+from ..models.guidance_settings import COLUMN_PREFIX
 from ..training import GuidanceCollator, check_trainer_arguments
 from .arguments.base import flag
 from .arguments.supervise_classifier import RationaleArguments

@@ -12,10 +12,10 @@ from ..analysis.attention_inputs import AttentionReader, unlabelled_arguments
 from ..analysis.model_views import evaluation_view
 from ..analysis.running import longest_input, on_device, real_tokens, unwrapped
 from ..models.attention_distillation import AttentionInputs, taught_loss
+from ..models.guidance_settings import GuidanceSettings
 from ..models.guidance_targets import GuidanceTargets, Tokens
 from ..models.head_losses import decoder_inputs_of
 from ..models.head_roles import HeadLayer, locate_heads
-from ..models.head_settings import GuidanceSettings
 from ..models.head_sites import HeadSite, by_kind, kinds_of
 from ..models.precision import at_least_single
 from ..models.teacher_settings import RELATIONS, TeacherSettings

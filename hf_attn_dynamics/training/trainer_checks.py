@@ -7,8 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainingArguments
 
+from ..models.guidance_settings import target_columns
 from ..models.head_gates import HardConcreteGate
-from ..models.head_settings import target_columns
 from .arguments import HeadwiseArguments
 from .collators import GuidanceCollator
 
