@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
-"""Distillation of attention: divergence between the attention of a student and that of a teacher.
+"""Distillation of attention: the divergence of the attention of a student from the attention of a teacher.
 
 As for the guidance loss, value and gradient are exact, and no attention matrix is stored: the forward pass computes
-both over blocks of rows. Nothing of the teacher gets a gradient.
+both over blocks of rows. The teacher gets no gradient.
 """
 
 import re
@@ -106,7 +106,7 @@ def factors_of_heads(inputs: AttentionInputs, heads: Sequence[int]) -> ScoreFact
 
 
 def factors_of_relation(inputs: AttentionInputs, relation: str, relation_heads: int) -> ScoreFactors:
-    """Factors of a relation between the tokens, with a number of heads of its own (Wang et al. 2021, MiniLMv2).
+    """Factors of a relation between the tokens (Wang et al. 2021, MiniLMv2), whose number of heads is chosen.
 
     The vectors of all heads are concatenated and split into relation heads. Scores are divided by the square root of
     the size of a relation head.
@@ -163,7 +163,7 @@ def _distillation_blocks(
 
     Args:
         left, right (`torch.Tensor`), scaling, softcap (`float`), band: See [`ScoreFactors`], of the student.
-        teacher_left, teacher_right, teacher_scaling, teacher_softcap, teacher_band: The same of the teacher, with as
+        teacher_left, teacher_right, teacher_scaling, teacher_softcap, teacher_band: Factors of the teacher, with as
             many heads.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
         coefficient (`torch.Tensor` of shape `(batch, rows)`): Weight of each row, 0 for ignored rows.
@@ -299,8 +299,8 @@ def distillation_loss(
     The teacher's attention is normalised over the keys that both see.
 
     Args:
-        student, teacher ([`ScoreFactors`]): Of the same number of heads, rows and keys; head sizes may differ. The
-            teacher gets no gradient.
+        student, teacher ([`ScoreFactors`]): Factors of both, with the same number of heads, rows and keys; head sizes
+            may differ. The teacher gets no gradient.
         coefficient (`torch.Tensor` of shape `(batch, rows)`): Weight of each row; 0 for rows that do not count.
         loss (`str`): `kl`, the divergence KL(teacher‖student), or `squared`, the squared distance.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
@@ -348,7 +348,7 @@ def taught_loss(
     row_weights: Callable[[int], torch.Tensor],
     key_mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Distillation loss of one layer of the student: of its heads, plus of each relation.
+    """Distillation loss of one layer of the student: the sum of the losses of its heads and of each relation.
 
     Args:
         settings ([`TeacherSettings`]): Settings of the teacher.

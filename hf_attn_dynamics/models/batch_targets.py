@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from .head_settings import target_columns
+from .guidance_settings import target_columns
 from .ignored_labels import IGNORED
 from .patterns import PatternRows, exact_dtype
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .guidance_settings import target_columns
 from .guidance_targets import GuidanceTargets, Tokens
 from .head_losses import decoder_inputs_of
-from .head_settings import HeadSettings, target_columns
+from .head_settings import HeadSettings
 from .headwise_arguments import PACKING_ARGUMENTS
 from .ignored_labels import is_labelled
 from .pruned_attention import given_cache

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .block_sizes import BLOCK_ELEMENTS, elements_on
+from .guidance_settings import LOSSES
 from .guidance_targets import LayerTargets
-from .head_settings import LOSSES
 
 
 def _guidance_blocks(

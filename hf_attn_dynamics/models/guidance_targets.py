@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .batch_targets import check_visible, rows_of_target
-from .head_settings import LOSSES, GuidanceSettings, target_columns
+from .guidance_settings import LOSSES, GuidanceSettings, target_columns
 from .patterns import NEIGHBOURS, PatternRows, exact_dtype, pattern_function, token_set
 from .token_mask import check_mask_shape, non_padding
 

@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import TransformersKwargs
 
 from .compat import FlashAttentionKwargs, flash_attention_forward, kernel_name
-from .head_settings import COLUMN_PREFIX
+from .guidance_settings import COLUMN_PREFIX
 from .headwise_attention import PLAIN_KERNELS
 from .headwise_call import OWN_ARGUMENTS
 from .loss_terms import SHIFTED_LABELS

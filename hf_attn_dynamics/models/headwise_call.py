@@ -12,8 +12,8 @@ from .attention_distillation import AttentionInputs, taught_loss
 from .compat import call_after_backward
 from .cost_table import CostTable
 from .guidance_loss import guide_heads, guided_hits
+from .guidance_settings import check_guided_names
 from .guidance_targets import GuidanceTargets, LayerTargets
-from .head_settings import check_guided_names
 from .head_sites import HeadSite
 from .teacher_settings import TEACHER
 
@@ -51,8 +51,8 @@ class HeadRequest:
         Raises:
             ValueError: if a weight is given without labels, a weight is given for a name that no guided head has,
                 `guidance_rows` are given without the guidance loss of an encoder–decoder, `gate_cost` is given
-                without the gate penalty, or `teacher_attention` is missing, or given to a model that learns from no
-                teacher.
+                without the gate penalty, or `teacher_attention` is missing, lacks a layer, or is given to a model that
+                learns from no teacher.
         """
         name = type(model).__name__
         missing = [column for column in model.label_columns if batch.get(column) is None]
@@ -76,7 +76,7 @@ class HeadRequest:
             )
 
     def _check_teacher(self, model: Any) -> None:
-        """Raises ValueError unless `teacher_attention` is given if, and only if, the guidance loss reads it."""
+        """Raises ValueError unless the guidance loss reads `teacher_attention`, and it has all layers that learn."""
         is_read = self.guided and model.head_settings.is_taught
         if is_read and self.teacher_attention is None:
             raise ValueError(
@@ -86,6 +86,12 @@ class HeadRequest:
         if self.teacher_attention is not None and not is_read:
             way = "request the guidance loss" if model.head_settings.is_taught else "set guidance={'teacher': …}"
             raise ValueError(f"teacher_attention is given to {type(model).__name__}, which does not read it: {way}.")
+        for site in model.head_settings.taught_indices if is_read else ():
+            if site not in self.teacher_attention:
+                raise ValueError(
+                    f"teacher_attention has nothing for the {site}, which guidance['teacher'] names: compute it by a "
+                    "Teacher of this model."
+                )
 
 
 OWN_ARGUMENTS = tuple(one.name for one in fields(HeadRequest))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,12 +16,13 @@ from .compat import StockExpertsMixin, attention_kernel, kernel_name
 from .cost_table import CostTable
 from .gate_costs import expected_cost
 from .guidance_inputs import guidance_targets, guided_row_counts, measured_targets
+from .guidance_settings import COLUMN_PREFIX
 from .hard_coded_attention import install_hard_coded_attention
 from .hard_concrete import HardConcreteGate
 from .head_gates import gate_penalty, gates_of, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
 from .head_roles import HeadLayer, locate_heads, roles_of
-from .head_settings import COLUMN_PREFIX, HeadSettings
+from .head_settings import HeadSettings
 from .head_sites import HeadSite
 from .headwise_arguments import headwise_forward
 from .headwise_attention import carried, install_headwise_attention
@@ -327,29 +328,15 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "instance."
                 )
             noise, unit_noise = self._noise_by_site(gates, request.gate_noise)
-        taught = None
-        if request.guided:
-            taught = self.head_settings.taught_indices
-            taught = {HeadSite(kind, layer): heads for kind, one in taught.items() for layer, heads in one.items()}
-            self._check_taught(taught, request.teacher_attention)
+        taught = self.head_settings.taught_indices if request.guided else None
         return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention, unit_noise)
-
-    def _check_taught(self, taught: dict[HeadSite, dict[int, int]], attention: Mapping | None) -> None:
-        for site in taught:
-            if site not in attention:
-                raise ValueError(
-                    f"teacher_attention has nothing for the {site}, which guidance['teacher'] names: compute it by a "
-                    "Teacher of this model."
-                )
 
     def _requested_sites(self, request: HeadRequest, gates: _Gates) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
         indices = self.head_settings.guided_indices.items() if request.guided else ()
         sites = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
         if request.guided:
-            sites += [
-                HeadSite(kind, layer) for kind, layers in self.head_settings.taught_indices.items() for layer in layers
-            ]
+            sites += self.head_settings.taught_indices
         if request.gate_noise is not None:
             sites += [site for site, gate in gates.heads.items() if gate.num_gates]
         return sites

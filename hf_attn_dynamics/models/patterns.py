@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .head_settings import TOKEN_SET_PATTERNS
+from .guidance_settings import TOKEN_SET_PATTERNS
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ a folder per model with model, tokenizer, code and card.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import set_seed
@@ -35,8 +35,6 @@ from .._tables import format_table
 from ..analysis import attention_alignment, write_pharaoh
 from ..analysis.plots.base import plot_pretraining
 from ..analysis.plots.lexical import SourceMap, plot_source_maps
-from ..hub.card import Metric, write_model_card
-from ..training import LogWhenSaved, StepTimer
 from .aligned_corpus import (
     TARGET,
     AlignedCorpus,
@@ -49,32 +47,30 @@ from .aligned_corpus import (
 )
 from .arguments.align_translation import MODELS, PRESETS, AlignmentArguments
 from .arguments.base import flag
+from .compared_translators import (
+    ComparedTrainingArguments,
+    evaluation_losses,
+    train_compared,
+    write_compared_card,
+)
 from .curves import drawn_log
 from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.align_translation import ALIGNERS, AlignmentSummary, HeadAlignment
 from .summaries.translation import CorpusFacts
 from .translation import (
-    OF_GATES,
-    TranslationTrainingArguments,
-    evaluate_translator,
     prepare_translation_corpus,
     print_examples,
-    provenance_with_bleu,
     side_by_side,
-    train_translator,
     translation_config,
 )
 
 
 @dataclass
-class AlignmentTrainingArguments(TranslationTrainingArguments):
-    """[`TranslationTrainingArguments`] with defaults for guided alignments, beside those of the preset."""
+class AlignmentTrainingArguments(ComparedTrainingArguments):
+    """[`ComparedTrainingArguments`] with another output folder."""
 
     output_dir: str = flag("runs/align_translation", "Output folder; it must not hold another run.")
-    eval_strategy: str = flag("steps", "When to evaluate on the validation text.")
-
-    without_effect: ClassVar[dict[str, str]] = {**TranslationTrainingArguments.without_effect, **OF_GATES}
 
 
 def prepare(
@@ -104,34 +100,21 @@ def train_model(
     aligned: AlignedCorpus,
 ) -> tuple[dict[str, Any], HeadwiseSeq2SeqTrainer, str]:
     """Results and log of one model, its trainer, and the folder of its model."""
-    timer = StepTimer()
     is_guided = config.guidance is not None
-    corpus = aligned.guided if is_guided else aligned.plain
-    settings = {} if is_guided else {"guidance_weight": 0.0}
     set_seed(training_args.seed)
     model = HeadwiseMarianMTModel(config)
-    trainer = train_translator(
-        name, model, training_args.max_steps, training_args, corpus, [timer, LogWhenSaved()], **settings
-    )
-    history = trainer.state.log_history
-    if not any(entry["step"] == training_args.max_steps and "eval_loss" in entry for entry in history):
-        trainer.evaluate()
+    corpus = aligned.guided if is_guided else aligned.plain
+    results, trainer = train_compared(name, model, args, training_args, corpus, aligned.plain)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    row = evaluate_translator(model, args, training_args, aligned.plain)
     maps = head_word_maps(model, aligned.plain, training_args.per_device_eval_batch_size)
     heads = score_heads(maps, aligned)
     chosen = chosen_head(heads, args if is_guided else None)
     of_head = [one[chosen["rows"]][chosen["layer"], chosen["head"]] for one in maps]
-    results = {
-        "validation_nll": row["nll"],
-        **{key: row[key] for key in ("bleu", "exact_match", "parameters", "examples")},
-        "seconds_per_step": timer.figures()["seconds_per_step"],
-        "guidance_weight_initial": trainer.initial_guidance_weight,
+    results |= {
         "heads": heads,
         "chosen": chosen,
         "links": [attention_alignment(one[None])[0] for one in of_head],
         "shown": of_head[aligned.shown].tolist(),
-        "history": history,
     }
     return results, trainer, name
 
@@ -185,10 +168,7 @@ def summarise(
             for entry in reversed(guided["history"])
             if f"eval_guided_accuracy_{TARGET}" in entry
         ),
-        eval_curve={
-            name: [[entry["step"], entry["eval_loss"]] for entry in one["history"] if "eval_loss" in entry]
-            for name, one in models.items()
-        },
+        eval_curve={name: evaluation_losses(one) for name, one in models.items()},
         steps=training_args.max_steps,
         guidance_weight_initial=guided["guidance_weight_initial"],
         parameters=guided["parameters"],
@@ -251,28 +231,11 @@ def publish(
         quantity="attention",
         heading="Attention of target words to source words, and the reference alignment",
     )
-    size = f"{args.encoder_layers} + {args.decoder_layers} layers × {args.hidden_size}"
     for name, of_model in models.items():
-        write_model_card(
-            folder / name,
-            name=f"translation Transformer, {name} cross-attention, {size}",
-            description=f"An encoder–decoder of {size}, {args.num_attention_heads} heads, trained to translate for "
-            f"{summary.steps:,} steps. {MODELS[name]}",
-            config=configs[name],
-            task="translation",
-            figures={
-                "aer": summary.aer[name],
-                "validation_nll": of_model["validation_nll"],
-                "bleu": of_model["bleu"],
-                "exact_match": of_model["exact_match"],
-            },
-            metric=Metric("bleu", f"sacreBLEU ({corpus.bleu_signature})", of_model["bleu"], corpus.bleu_text),
-            dataset=corpus.text,
-            provenance=provenance_with_bleu(summary.provenance, corpus),
-            language=args.languages,
-            license=args.license,
-            hub_dataset=args.dataset_name,
-        )
+        reached = {key: of_model[key] for key in ("validation_nll", "bleu", "exact_match")}
+        figures = {"aer": summary.aer[name], **reached}
+        attention = f"{name} cross-attention"
+        write_compared_card(folder / name, attention, MODELS[name], configs[name], args, summary, figures)
 
 
 def print_report(models: dict[str, dict], summary: AlignmentSummary, folder: Path) -> None:

@@ -60,8 +60,9 @@ from .classifying import (
     without_blanks,
 )
 from .run import SUMMARY, run_or_read
+from .summaries.base import Summary
 from .summaries.classifying import AnyRow, TrainingRow
-from .summaries.finetune import FinetuneSummary
+from .summaries.finetune import FinetuneRow, FinetuneSummary
 from .summaries.run_glue import GlueSummary
 
 
@@ -464,6 +465,29 @@ def write_classifier_card(
         hub_dataset=task.args.dataset_name,
         **card,
     )
+
+
+def write_classifier_card_of_run(
+    task: SequenceTask, metrics: dict[str, float], config: PreTrainedConfig, summary: Summary, folder: Path, part: str
+) -> None:
+    """Writes the card of a classifier that a recipe trains once.
+
+    Args:
+        task ([`SequenceTask`]): Its task.
+        metrics (`dict[str, float]`): Its metrics.
+        config (`PreTrainedConfig`): Its configuration.
+        summary ([`Summary`]): Results of the recipe, with the number of examples.
+        folder (`Path`): Its folder.
+        part (`str`): End of the sentence about its training.
+    """
+    row = FinetuneRow(
+        seed=summary.provenance["seed"],
+        fold=None,
+        train_examples=summary.train_examples,
+        eval_examples=summary.eval_examples,
+        metrics=metrics,
+    )
+    write_classifier_card(task, [row], config, summary, folder, part)
 
 
 def print_made(folder: Path) -> None:

@@ -23,33 +23,33 @@ Writes to `--output_dir`: `summary.json`, `table.csv` (as table 7 of the paper),
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import set_seed
 
 from .. import HeadwiseMarianConfig, HeadwiseMarianMTModel, HeadwiseSeq2SeqTrainer
 from .._tables import format_table
 from ..analysis.plots.base import plot_pretraining
-from ..hub.card import Metric, write_model_card
-from ..training import GuidanceSchedules, LogWhenSaved, StepTimer, first_at_or_below, mean_over_steps
+from ..training import GuidanceSchedules, first_at_or_below, mean_over_steps
 from .arguments.base import flag
 from .arguments.compare_translation import PRESETS, SYSTEMS, ComparisonArguments
+from .compared_translators import (
+    ComparedTrainingArguments,
+    evaluation_losses,
+    train_compared,
+    write_compared_card,
+)
 from .curves import crossing_line, drawn_log, early_crossing
 from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.compare_translation import ComparisonSummary
 from .summaries.translation import CorpusFacts
 from .translation import (
-    OF_GATES,
     TranslationCorpus,
-    TranslationTrainingArguments,
-    evaluate_translator,
     parse_sites,
     prepare_translation_corpus,
     print_examples,
-    provenance_with_bleu,
     side_by_side,
-    train_translator,
     translation_config,
 )
 
@@ -59,13 +59,10 @@ HARD_CODED = {"encoder": {"offsets": [-1, 1], "std": 1.0}, "decoder": {"offsets"
 
 
 @dataclass
-class ComparisonTrainingArguments(TranslationTrainingArguments):
-    """[`TranslationTrainingArguments`] with defaults for a comparison, beside those of the preset."""
+class ComparisonTrainingArguments(ComparedTrainingArguments):
+    """[`ComparedTrainingArguments`] with another output folder."""
 
     output_dir: str = flag("runs/compare_translation", "Output folder; it must not hold another run.")
-    eval_strategy: str = flag("steps", "When to evaluate on the validation text.")
-
-    without_effect: ClassVar[dict[str, str]] = {**TranslationTrainingArguments.without_effect, **OF_GATES}
 
 
 def prepare(
@@ -112,25 +109,11 @@ def train_system(
     corpus: TranslationCorpus,
 ) -> tuple[dict[str, Any], HeadwiseSeq2SeqTrainer, str]:
     """Results and log of one system, its trainer, and the folder of its model."""
-    timer = StepTimer()
     model = initial_translator(config, args, training_args.seed, corpus)
-    settings = {} if config.guidance is not None else {"guidance_weight": 0.0}
-    trainer = train_translator(
-        name, model, training_args.max_steps, training_args, corpus, [timer, LogWhenSaved()], **settings
-    )
-    history = trainer.state.log_history
-    if not any(entry["step"] == training_args.max_steps and "eval_loss" in entry for entry in history):
-        trainer.evaluate()
-    row = evaluate_translator(trainer.accelerator.unwrap_model(trainer.model), args, training_args, corpus)
-    results = {
-        "train_nll": next(entry["task_loss"] for entry in reversed(history) if "task_loss" in entry),
-        "average_train_nll": mean_over_steps(history, "task_loss"),
-        "validation_nll": row["nll"],
-        **{key: row[key] for key in ("bleu", "exact_match", "parameters", "examples")},
-        "seconds_per_step": timer.figures()["seconds_per_step"],
-        "guidance_weight_initial": trainer.initial_guidance_weight,
-        "history": history,
-    }
+    results, trainer = train_compared(name, model, args, training_args, corpus)
+    history = results["history"]
+    results["train_nll"] = next(entry["task_loss"] for entry in reversed(history) if "task_loss" in entry)
+    results["average_train_nll"] = mean_over_steps(history, "task_loss")
     return results, trainer, name
 
 
@@ -149,10 +132,6 @@ def main(args: ComparisonArguments, training_args: ComparisonTrainingArguments) 
         lambda: publish(systems, summary, configs, args, run.folder),
         lambda: print_report(systems, summary, run.folder),
     )
-
-
-def evaluation_losses(system: dict[str, Any]) -> list[list[float]]:
-    return [[entry["step"], entry["eval_loss"]] for entry in system["history"] if "eval_loss" in entry]
 
 
 def guided_reaches_base(systems: dict[str, dict]) -> tuple[int, float] | None:
@@ -205,24 +184,11 @@ def publish(
         crossing=early_crossing(guided_reaches_base(systems), summary.steps),
         loss=f"loss smoothed by {smoothing:g} (nats)" if smoothing else "negative log-likelihood (nats per token)",
     )
-    size = f"{args.encoder_layers} + {args.decoder_layers} layers × {args.hidden_size}"
     for name, *values in lines:
         results = dict(zip(header[1:], values))
-        write_model_card(
-            folder / name,
-            name=f"translation Transformer, {name.replace('_', '-')} attention, {size}",
-            description=f"An encoder–decoder of {size}, {args.num_attention_heads} heads, trained to translate for "
-            f"{summary.steps:,} steps. {SYSTEMS[name]}",
-            config=configs[name],
-            task="translation",
-            figures={key: value for key, value in results.items() if key != "seconds_per_step"},
-            metric=Metric("bleu", f"sacreBLEU ({corpus.bleu_signature})", results["bleu"], corpus.bleu_text),
-            dataset=corpus.text,
-            provenance=provenance_with_bleu(summary.provenance, corpus),
-            language=args.languages,
-            license=args.license,
-            hub_dataset=args.dataset_name,
-        )
+        figures = {key: value for key, value in results.items() if key != "seconds_per_step"}
+        attention = f"{name.replace('_', '-')} attention"
+        write_compared_card(folder / name, attention, SYSTEMS[name], configs[name], args, summary, figures)
 
 
 def print_report(systems: dict[str, dict], summary: ComparisonSummary, folder: Path) -> None:

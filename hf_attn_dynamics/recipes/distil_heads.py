@@ -38,13 +38,13 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 
-from .. import HeadwiseTrainer, HeadwiseTrainingArguments
+from .. import HeadwiseTrainer
 from .._tables import format_table
 from ..training import LogWhenSaved, check_trainer_arguments
 from .arguments.base import OF_HIDDEN_STATES, flag
 from .arguments.distil_heads import DistilArguments
 from .checkpoints import load_config
-from .classifier_tasks import SampledTask, write_classifier_card
+from .classifier_tasks import SampledTask, write_classifier_card_of_run
 from .classifying import (
     SEQUENCE_CLASSIFIER,
     ClassifierTrainingArguments,
@@ -58,7 +58,6 @@ from .distil_plots import plot_students
 from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.distil_heads import DistilSummary
-from .summaries.finetune import FinetuneRow
 
 
 TEACHER, MODEL_FOLDER = "teacher", "model"
@@ -142,15 +141,8 @@ def without_evaluation(training_args: DistilTrainingArguments, epochs: float) ->
     """Training arguments of the teacher."""
     own = copy.copy(training_args)
     own.num_train_epochs, own.max_steps, own.eval_strategy, own.load_best_model_at_end = epochs, -1, "no", False
-    own.guidance_weight = 0.0
-    without_logits(own)
+    own.guidance_weight = own.distillation_weight = 0.0
     return own
-
-
-def without_logits(training_args: DistilTrainingArguments) -> None:
-    """Sets the arguments of the logits of a teacher to those of a training without one."""
-    for name in ("distillation_weight", "distillation_temperature"):
-        setattr(training_args, name, getattr(HeadwiseTrainingArguments, name))
 
 
 def train_teacher(
@@ -181,7 +173,7 @@ def train_student(
     if guidance is None:
         own.guidance_weight = 0.0
     if system == "labels":
-        without_logits(own)
+        own.distillation_weight = 0.0
     set_seed(own.seed)
     student = student_of(teacher, task.args.student_layers, guidance)
     taught = {} if system == "labels" else {"teacher": teacher}
@@ -309,16 +301,11 @@ def publish(
     title = f"{Path(summary.model).name}, {size}; {summary.text}"
     draw(plot_students, folder / "students.png", summary.curve, teacher=summary.teacher_accuracy, title=title)
     for system, config in configs.items():
-        row = FinetuneRow(
-            seed=summary.provenance["seed"],
-            fold=None,
-            train_examples=summary.train_examples,
-            eval_examples=summary.eval_examples,
-            metrics=runs[system]["metrics"],
-        )
         kept = ", ".join(map(str, summary.student_layers))
         part = f" in its layers {kept} of {summary.teacher_layers}, counted from 0{LEARNT[system]}"
-        write_classifier_card(task, [row], config, summary, folder / MODEL_FOLDER / system, part)
+        write_classifier_card_of_run(
+            task, runs[system]["metrics"], config, summary, folder / MODEL_FOLDER / system, part
+        )
 
 
 def print_report(summary: DistilSummary, systems: Sequence[str], folder: Path) -> None:

@@ -284,7 +284,7 @@ def prepare(
 
 
 def configs_of_runs(args: PretrainArguments, config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
-    """Configurations by run, from that of the guided one."""
+    """Configurations by run, made from the configuration of the guided run."""
     configs = {"guided": config}
     if args.compare:
         configs["unguided"] = copy.deepcopy(config)

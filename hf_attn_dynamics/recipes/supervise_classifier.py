@@ -39,12 +39,12 @@ from ..analysis.plots.base import plot_head_maps
 from ..analysis.running import on_device
 from ..data import align_weights
 from ..data.lexicons import learn_lexicon, load_lexicon, rationale
-from ..models.head_settings import COLUMN_PREFIX
+from ..models.guidance_settings import COLUMN_PREFIX
 from ..training import GuidanceCollator, check_trainer_arguments
 from .arguments.base import flag
 from .arguments.supervise_classifier import RationaleArguments
 from .checkpoints import load_config
-from .classifier_tasks import SampledTask, write_classifier_card
+from .classifier_tasks import SampledTask, write_classifier_card_of_run
 from .classifying import (
     ClassifierTrainingArguments,
     build_classifier,
@@ -56,7 +56,6 @@ from .classifying import (
 from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
 from .summaries.base import rows_table
-from .summaries.finetune import FinetuneRow
 from .summaries.supervise_classifier import SYSTEMS, RationaleRow, RationaleSummary
 
 
@@ -330,14 +329,7 @@ def publish(
     unguided.guidance = None
     parts = {"guided": (config, ", with heads guided to rationales"), "unguided": (unguided, "")}
     for system, (own, part) in parts.items():
-        row = FinetuneRow(
-            seed=summary.provenance["seed"],
-            fold=None,
-            train_examples=summary.train_examples,
-            eval_examples=summary.eval_examples,
-            metrics=runs[system]["metrics"],
-        )
-        write_classifier_card(task, [row], own, summary, folder / MODEL_FOLDERS[system], part)
+        write_classifier_card_of_run(task, runs[system]["metrics"], own, summary, folder / MODEL_FOLDERS[system], part)
 
 
 def print_report(summary: RationaleSummary, folder: Path) -> None:

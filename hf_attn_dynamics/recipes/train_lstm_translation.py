@@ -24,7 +24,6 @@ from transformers import set_seed
 from .. import LstmSeq2SeqConfig, LstmSeq2SeqForConditionalGeneration
 from .._tables import format_table
 from ..analysis.plots.base import plot_pretraining
-from ..hub.card import Metric, write_model_card
 from ..training import (
     LogWhenSaved,
     SimilarLengthSeq2SeqTrainer,
@@ -45,9 +44,9 @@ from .translation import (
     generating_trainer,
     prepare_translation_corpus,
     print_examples,
-    provenance_with_bleu,
     train_translator,
     translate_and_score,
+    write_translation_card,
 )
 
 
@@ -177,24 +176,16 @@ def publish(
     )
     directions = "bidirectional encoder" if args.bidirectional else "encoder"
     layers = f"{args.num_hidden_layers} layer{'s' * (args.num_hidden_layers > 1)} × {args.hidden_size}"
-    write_model_card(
+    write_translation_card(
         folder / MODEL_FOLDER,
+        args,
+        summary,
+        {key: value for key, value in results.to_dict().items() if key != "seconds_per_step"},
         name=f"translation LSTM, {args.attention} attention, {layers}",
         description=f"An LSTM with a {directions}, {args.attention} dot attention and {layers}, trained to translate "
         f"for {summary.steps:,} steps.",
         config=config,
-        task="translation",
-        figures={key: value for key, value in results.to_dict().items() if key != "seconds_per_step"},
-        metric=[
-            Metric("bleu", f"sacreBLEU ({corpus.bleu_signature})", results.bleu, corpus.bleu_text),
-            Metric("loss", "negative log-likelihood (nats)", results.nll),
-        ],
-        dataset=corpus.text,
-        provenance=provenance_with_bleu(summary.provenance, corpus),
         methods=["lexical"],
-        language=args.languages,
-        license=args.license,
-        hub_dataset=args.dataset_name,
     )
 
 

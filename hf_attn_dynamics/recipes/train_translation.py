@@ -43,7 +43,6 @@ from ..analysis.plots.base import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
-from ..hub.card import Metric, write_model_card
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
 from .arguments.base import check_names, flag
@@ -60,10 +59,10 @@ from .translation import (
     parse_sites,
     prepare_translation_corpus,
     print_examples,
-    provenance_with_bleu,
     side_by_side,
     train_translator,
     translation_config,
+    write_translation_card,
 )
 
 
@@ -325,26 +324,18 @@ def publish(
             f" Gates ({', '.join(args.gate_sites)}) learnt which heads to keep; it was fine-tuned after the others "
             "were removed."
         )  # fmt: skip
-        write_model_card(
+        write_translation_card(
             folder / model,
-            name=f"translation Transformer, {how}",
-            description=f"An encoder–decoder with {how}, trained to translate.{rest}",
-            config=AutoConfig.from_pretrained(folder / model),
-            task="translation",
-            figures={
+            args,
+            summary,
+            {
                 **{key: row[key] for key in TRANSLATION_METRICS},
                 **({} if row is dense else {"bleu_dense": dense["bleu"]}),
             },
-            metric=[
-                Metric("bleu", f"sacreBLEU ({summary.corpus.bleu_signature})", row["bleu"], summary.corpus.bleu_text),
-                Metric("loss", "negative log-likelihood (nats)", row["nll"]),
-            ],
-            dataset=title,
-            provenance=provenance_with_bleu(summary.provenance, summary.corpus),
+            name=f"translation Transformer, {how}",
+            description=f"An encoder–decoder with {how}, trained to translate.{rest}",
+            config=AutoConfig.from_pretrained(folder / model),
             methods=[] if row is dense else ["gates"],
-            language=args.languages,
-            license=args.license,
-            hub_dataset=args.dataset_name,
         )
 
 

@@ -21,25 +21,20 @@ from transformers.trainer_callback import PrinterCallback
 from .. import HeadwiseMarianConfig, HeadwiseSeq2SeqTrainer, HeadwiseSeq2SeqTrainingArguments
 from ..data import embedded_translation, load_parallel, train_marian_tokenizer, warn_of_unknown
 from ..data.tables import column_of_flag
+from ..hub.card import Metric, write_model_card
 from ..models.head_sites import SITE_KINDS
 from ..models.ignored_labels import is_labelled
 from ..training import GuidanceCollator, check_trainer_arguments, show_progress, train_from_newest
 from .arguments.base import OF_A_TEACHER, flag, refuse_flags
 from .arguments.translation import TextArguments, TransformerArguments
 from .run import cpu_only
+from .summaries.base import Summary
 from .summaries.translation import CorpusFacts
 
 
 logger = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 5  # number of translations in a summary
-
-
-# Flags of pruning, and what to do instead in recipes that compare models.
-OF_GATES = dict.fromkeys(
-    ("gate_penalty", "target_heads", "target_warmup", "target_learning_rate", "gate_learning_rate"),
-    "this recipe prunes no heads, see train_translation.py",
-)
 
 
 @dataclass
@@ -386,9 +381,34 @@ def bleu_facts(metric: BLEU) -> dict[str, str]:
     return {"bleu_signature": str(metric.get_signature()), "sacrebleu_version": version("sacrebleu")}
 
 
-def provenance_with_bleu(provenance: Mapping[str, Any], facts: CorpusFacts) -> dict[str, Any]:
-    """Provenance of a model card, with the version of sacreBLEU."""
-    return {"sacrebleu_version": facts.sacrebleu_version, **provenance}
+def write_translation_card(
+    folder: Path, args: TextArguments, summary: Summary, figures: Mapping[str, Any], **others: Any
+) -> None:
+    """Writes the card of a translator.
+
+    Args:
+        folder (`Path`): Folder of the model.
+        args ([`TextArguments`]): Flags.
+        summary ([`Summary`]): Results of the recipe, with `corpus`.
+        figures (`dict`): Metrics of the model; the metadata have `bleu` and, if there is one, `nll`.
+        others: Other arguments of [`write_model_card`].
+    """
+    corpus = summary.corpus
+    metrics = [Metric("bleu", f"sacreBLEU ({corpus.bleu_signature})", figures["bleu"], corpus.bleu_text)]
+    if "nll" in figures:
+        metrics.append(Metric("loss", "negative log-likelihood (nats)", figures["nll"]))
+    write_model_card(
+        folder,
+        task="translation",
+        figures=figures,
+        metric=metrics,
+        dataset=corpus.text,
+        provenance={"sacrebleu_version": corpus.sacrebleu_version, **summary.provenance},
+        language=args.languages,
+        license=args.license,
+        hub_dataset=args.dataset_name,
+        **others,
+    )
 
 
 def side_by_side(rows: Mapping[str, dict]) -> list[dict[str, str]]:

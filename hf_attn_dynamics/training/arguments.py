@@ -191,11 +191,18 @@ class HeadwiseArguments:
 
     def __post_init__(self):
         self.check_values()
-        # Only here: copies of arguments may train without the hidden states of a teacher.
+        # Only here: copies of arguments may train without a teacher.
         if self.hidden_distillation_layers is not None and not self.hidden_distillation_weight:
             raise ValueError(
                 f"hidden_distillation_layers={self.hidden_distillation_layers} needs a hidden_distillation_weight "
                 "above 0."
+            )
+        if (
+            self.distillation_temperature != HeadwiseArguments.distillation_temperature
+            and not self.distillation_weight
+        ):
+            raise ValueError(
+                f"distillation_temperature={self.distillation_temperature} needs a distillation_weight above 0."
             )
         super().__post_init__()
 
@@ -231,13 +238,6 @@ class HeadwiseArguments:
         if not 0 < self.distillation_temperature < math.inf:
             raise ValueError(
                 f"distillation_temperature must be above 0 and finite, got {self.distillation_temperature}."
-            )
-        if (
-            self.distillation_temperature != HeadwiseArguments.distillation_temperature
-            and not self.distillation_weight
-        ):
-            raise ValueError(
-                f"distillation_temperature={self.distillation_temperature} needs a distillation_weight above 0."
             )
         self._check_hidden_states()
         if not 0 < self.layer_rate_decay <= 1:

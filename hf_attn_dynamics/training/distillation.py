@@ -12,10 +12,10 @@ from ..analysis.attention_inputs import AttentionReader, unlabelled_arguments
 from ..analysis.model_views import evaluation_view
 from ..analysis.running import longest_input, on_device, real_tokens, unwrapped
 from ..models.attention_distillation import AttentionInputs, taught_loss
+from ..models.guidance_settings import GuidanceSettings
 from ..models.guidance_targets import GuidanceTargets, Tokens
 from ..models.head_losses import decoder_inputs_of
 from ..models.head_roles import HeadLayer, locate_heads
-from ..models.head_settings import GuidanceSettings
 from ..models.head_sites import HeadSite, by_kind, kinds_of
 from ..models.precision import at_least_single
 from ..models.teacher_settings import RELATIONS, TeacherSettings
@@ -122,6 +122,10 @@ class Teacher:
                             f"{owner}'s {layer.site}; choose a common divisor of the sizes of student and teacher."
                         )
 
+    def is_current(self) -> bool:
+        """Whether the teacher still has the layers and heads that it had."""
+        return self._reader is None or locate_heads(self.model) == [*self._reader.layers.values()]
+
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Any]) -> TeacherOutput:
         """Runs the teacher on a batch.
@@ -163,8 +167,13 @@ def check_is_model(teacher: Any) -> None:
         raise ValueError(f"teacher must be a PreTrainedModel, got {type(teacher).__name__}.")
 
 
+def vocabulary_sizes(*models: PreTrainedModel) -> list[int | None]:
+    """Number of tokens of each model that reads tokens."""
+    return [getattr(model.config.get_text_config(), "vocab_size", None) for model in models]
+
+
 def _check_vocabulary(teacher: PreTrainedModel, student: PreTrainedModel) -> None:
-    sizes = [getattr(model.config.get_text_config(), "vocab_size", None) for model in (teacher, student)]
+    sizes = vocabulary_sizes(teacher, student)
     if sizes[0] != sizes[1]:
         raise ValueError(
             f"the teacher reads a vocabulary of {sizes[0]} tokens, the student one of {sizes[1]}: both need the same "
@@ -183,8 +192,8 @@ def check_tokenizers(student: Any, teacher: Any) -> None:
         return
     token, index = min(own.items() ^ other.items(), key=lambda pair: (pair[1], pair[0]))
     raise ValueError(
-        f"student and teacher need the same tokenizer, but token {token!r} is number {own.get(token)} in that of the "
-        f"student, and {other.get(token)} in that of the teacher."
+        f"student and teacher need the same tokenizer, but token {token!r} is number {own.get(token)} in the "
+        f"student's tokenizer, and {other.get(token)} in the teacher's."
     )
 
 

@@ -17,6 +17,7 @@ from ..analysis.head_timeline import HeadTimeline
 from ..analysis.observers.base import Observer, tell_tokenizer
 from ..analysis.observers.observation import observe
 from ..models.head_roles import locate_heads
+from .head_loss import INITIAL_WEIGHT_KEY
 from .random_state import random_state_kept
 from .resumable_callback import LastStepCallback
 
@@ -38,7 +39,8 @@ class HeadDynamicsCallback(LastStepCallback):
 
     Statistics are named after their observers, or `OBSERVER/NAME` if an observer has several. Models with gates have
     two more: `gate_open`, the probability that a gate is not zero, and `gate`, its value outside training.
-    `guidance_weight` is α, if [`HeadwiseTrainer`] logs it.
+    `guidance_weight` is α, if [`HeadwiseTrainer`] logs it; if patterns and targets have different schedules, each has
+    its `guidance_weight_NAME`.
 
     Args:
         observers (`list[Observer]`): Observers, see [`observe`]. Their results must be [`HeadScores`], or have a
@@ -113,8 +115,9 @@ class HeadDynamicsCallback(LastStepCallback):
             self._measure(args, state, **kwargs)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if GUIDANCE_WEIGHT in logs:
-            self.history.record(state.global_step, GUIDANCE_WEIGHT, logs[GUIDANCE_WEIGHT])
+        for name, value in logs.items():
+            if name == GUIDANCE_WEIGHT or (name.startswith(f"{GUIDANCE_WEIGHT}_") and name != INITIAL_WEIGHT_KEY):
+                self.history.record(state.global_step, name, value)
 
     def _measure(self, args, state, model=None, processing_class=None, **kwargs) -> None:
         from accelerate.utils import extract_model_from_parallel

@@ -4,7 +4,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ..models.head_settings import check_guided_names
+from ..models.guidance_settings import check_guided_names
 
 
 GUIDANCE_SCHEDULES = ("linear", "hold_linear", "constant", "hold")

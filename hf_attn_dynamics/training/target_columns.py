@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..models.head_settings import COLUMN_PREFIX, RESERVED_TARGETS, WEIGHTS_SUFFIX
+from ..models.guidance_settings import COLUMN_PREFIX, RESERVED_TARGETS, WEIGHTS_SUFFIX
 from ..models.ignored_labels import IGNORED
 
 

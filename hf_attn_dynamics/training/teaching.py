@@ -11,8 +11,16 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..analysis.running import unwrapped
 from ..models.head_gates import remove_gates
 from ..models.head_losses import labelled_rows
-from .distillation import Teacher, TeacherOutput, check_is_model, check_tokenizers, logit_distillation_loss
+from .distillation import (
+    Teacher,
+    TeacherOutput,
+    check_is_model,
+    check_tokenizers,
+    logit_distillation_loss,
+    vocabulary_sizes,
+)
 from .hidden_distillation import HiddenMatching, check_hidden_states, checked_layers, stacks_of
+from .trainer_checks import has_classes
 from .training_hooks import TrainingHooksMixin
 
 
@@ -29,6 +37,7 @@ class TeacherMixin(TrainingHooksMixin):
         self.teacher = teacher
         self._teacher: Teacher | None = None  # in a training with a teacher
         self._hidden: HiddenMatching | None = None  # in a training with hidden states of a teacher
+        self._read_from: tuple = ()  # what it was checked against
         super().__init__(*args, **kwargs)
 
     @property
@@ -42,7 +51,7 @@ class TeacherMixin(TrainingHooksMixin):
         hidden_weight = self._argument("hidden_distillation_weight")
         is_headwise = hasattr(model, "head_settings")
         learns_attention = is_headwise and model.head_settings.is_taught and self._argument("guidance_weight") != 0
-        self._teacher = None
+        known, self._teacher = self._teacher, None
         if self._hidden is not None:
             self.remove_callback(self._hidden)
             self._hidden = None
@@ -72,13 +81,20 @@ class TeacherMixin(TrainingHooksMixin):
                 f"{type(model).__name__} replaces tokens in its forward pass, which a teacher would not see: train "
                 "another model with a teacher."
             )
-        if weight:
-            _check_logits(model)
-        self._check_tokenizer()
+        if weight and not has_classes(model):
+            raise ValueError(
+                f"distillation_weight needs a task loss over classes or tokens, which {type(model).__name__} does not "
+                "have; set it to 0."
+            )
         if not hasattr(self.teacher, "hf_device_map"):
             self.teacher.to(self.args.device)
         layers = self._hidden_layers(model) if hidden_weight else None
-        self._teacher = Teacher(self.teacher, model, None if learns_attention else {}, layers)
+        tokenizer, sizes = getattr(self, "processing_class", None), vocabulary_sizes(self.teacher, model)
+        source = (self.teacher, model, model.head_settings if learns_attention else None, tokenizer, sizes, layers)
+        if known is None or source != self._read_from or not known.is_current():
+            self._check_tokenizer(tokenizer)
+            known = Teacher(self.teacher, model, None if learns_attention else {}, layers)
+        self._teacher, self._read_from = known, source
         if layers is not None:
             self._hidden = HiddenMatching(layers, self._sum_of_processes)
             self.add_callback(self._hidden)
@@ -92,9 +108,9 @@ class TeacherMixin(TrainingHooksMixin):
         """Sums parts of means over processes: their mean if each process divides by counts of its own."""
         return self.accelerator.reduce(values, "mean") * self._summed_processes
 
-    def _check_tokenizer(self) -> None:
+    def _check_tokenizer(self, own: Any) -> None:
         """Compares the tokenizer of the trainer with the one in the folder of the teacher, where there are both."""
-        own, name = getattr(self, "processing_class", None), getattr(self.teacher, "name_or_path", None)
+        name = getattr(self.teacher, "name_or_path", None)
         if not isinstance(own, PreTrainedTokenizerBase) or not name:
             return
         try:
@@ -150,17 +166,3 @@ def _copy_without_gates(model: PreTrainedModel) -> PreTrainedModel:
     if getattr(teacher.config, "gates", None) is not None:
         remove_gates(teacher)
     return teacher.requires_grad_(False)
-
-
-def _check_logits(model: PreTrainedModel) -> None:
-    """Raises ValueError unless the task loss is a cross-entropy of classes."""
-    terms = model.loss_terms
-    is_classes = len(terms) == 1 and terms[0].kind in ("class", "next", "problem") and not terms[0].made
-    if is_classes and terms[0].kind == "problem":
-        problem = model.config.problem_type
-        is_classes = model.config.num_labels > 1 and problem in (None, "single_label_classification")
-    if not is_classes:
-        raise ValueError(
-            f"distillation_weight needs a task loss over classes or tokens, which {type(model).__name__} does not "
-            "have; set it to 0."
-        )

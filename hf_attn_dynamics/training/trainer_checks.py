@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainingArguments
 
+from ..models.guidance_settings import target_columns
 from ..models.hard_concrete import HardConcreteGate
-from ..models.head_settings import target_columns
 from .arguments import HeadwiseArguments
 from .collators import GuidanceCollator
 
@@ -72,14 +72,24 @@ def check_gates_of_adapter(model: nn.Module, gates: Iterable[nn.Module]) -> None
         )
 
 
-def check_label_smoothing(model: nn.Module, factor: float) -> None:
-    """Raises ValueError for label smoothing unless the labels are one column of classes."""
-    terms = {(term.labels, term.logits, term.kind) for term in model.loss_terms}
-    is_classes = terms == {("labels", "logits", "class")}
-    if terms == {("labels", "logits", "problem")}:
+def has_classes(model: nn.Module) -> bool:
+    """Whether the task loss of a headwise model is one cross-entropy of its logits, over classes or tokens."""
+    if len(model.loss_terms) != 1:
+        return False
+    (term,) = model.loss_terms
+    if term.kind == "problem":
         problem = model.config.problem_type
         is_classes = model.config.num_labels > 1 and problem in (None, "single_label_classification")
-    if factor and not is_classes:
+    else:
+        is_classes = term.kind in ("class", "next")
+    return is_classes and term.logits == "logits" and not term.made
+
+
+def check_label_smoothing(model: nn.Module, factor: float) -> None:
+    """Raises ValueError for label smoothing unless the labels are one column of classes that is not shifted."""
+    # The smoothed loss of Transformers reads `labels`, and does not shift them.
+    is_read = has_classes(model) and model.loss_terms[0].labels == "labels" and model.loss_terms[0].kind != "next"
+    if factor and not is_read:
         raise ValueError(
             f"label_smoothing_factor={factor} needs a single label column of classes, which {type(model).__name__} "
             "does not have; set it to 0."

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hf_attn_dynamics.recipes.arguments.base import RunArguments, flag
+from hf_attn_dynamics.recipes.arguments.base import RunArguments, check_names, flag
 from hf_attn_dynamics.recipes.run import SUMMARY, provenance, write_json
 
 
@@ -124,15 +124,40 @@ def in_new_process(measure: Callable[..., float], args: BenchmarkArguments, *oth
         return process.submit(measure, args, *others).result()
 
 
-class StepArguments(Protocol):
-    """Flags of a benchmark of optimizer steps."""
+@dataclass
+class StepArguments(BenchmarkArguments):
+    """Flags of benchmarks of optimizer steps: sizes of the models, which have no dropout, and of the batches."""
 
-    lengths: list[int]
-    tokens: int
-    vocab_size: int
-    rounds: int
-    seed: int
-    torch_device: torch.device
+    lengths: list[int] = flag([128, 512], "Lengths of the sentences, in tokens.")
+    tokens: int = flag(2048, "Batch size, in tokens.")
+    num_hidden_layers: int = flag(3, "Number of layers.")
+    hidden_size: int = flag(768, "Hidden size; feed-forward layers are four times as wide.")
+    num_attention_heads: int = flag(12, "Number of heads per layer.")
+    vocab_size: int = flag(1000, "Size of the vocabulary.")
+    rounds: int = flag(9, "Number of measured steps of each system.")
+    cpu_threads: int | None = flag(2, "Number of CPU threads.", earlier="threads")
+    device: str = flag("cpu", "Device: auto, cpu or cuda.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_at_least(1, "tokens", "num_hidden_layers")
+        check_names("lengths", self.lengths)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the configuration of a model, without the number of layers."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_attention_heads": self.num_attention_heads,
+            "intermediate_size": 4 * self.hidden_size,
+        }
+
+    @property
+    def roberta_sizes(self) -> dict[str, float]:
+        """The same of a RoBERTa without dropout that reads the longest sentences."""
+        no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return {**self.sizes, **no_dropout, "max_position_embeddings": max(self.lengths) + 2}
 
 
 class StepSystem(Protocol):

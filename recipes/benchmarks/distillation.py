@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from benchmarking import (
-    BenchmarkArguments,
+    StepArguments,
     in_new_process,
     median_ratio,
     medians,
@@ -54,24 +54,15 @@ SYSTEMS = ("plain", "taught", "all", "dense", "hidden")
 
 
 @dataclass
-class DistillationArguments(BenchmarkArguments):
+class DistillationArguments(StepArguments):
     """Sizes of the models and the batches."""
 
     systems: list[str] = flag([*SYSTEMS], f"Systems: plain, and some of {', '.join(SYSTEMS[1:])}.")
-    lengths: list[int] = flag([128, 512], "Lengths of the sentences, in tokens.")
-    tokens: int = flag(2048, "Batch size, in tokens.")
     num_hidden_layers: int = flag(3, "Number of layers of the student; the teacher has twice as many.")
     hidden_size: int = flag(768, "Hidden size of both; feed-forward layers are four times as wide.")
-    num_attention_heads: int = flag(12, "Number of heads per layer.")
-    vocab_size: int = flag(1000, "Size of the vocabulary.")
-    rounds: int = flag(9, "Number of measured steps of each system.")
-    cpu_threads: int | None = flag(2, "Number of CPU threads.", earlier="threads")
-    device: str = flag("cpu", "Device: auto, cpu or cuda.")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(1, "tokens", "num_hidden_layers")
-        check_names("lengths", self.lengths)
         check_names("systems", self.systems, SYSTEMS)
         if "plain" not in self.systems:
             raise ValueError(f"systems must contain plain, to which all others are compared, got {self.systems}.")
@@ -83,16 +74,7 @@ class System:
     def __init__(self, name: str, args: DistillationArguments, length: int):
         torch.manual_seed(args.seed)
         layers = args.num_hidden_layers
-        sizes = {
-            "vocab_size": args.vocab_size,
-            "hidden_size": args.hidden_size,
-            "num_attention_heads": args.num_attention_heads,
-            "intermediate_size": 4 * args.hidden_size,
-            "attn_implementation": "eager" if name == "dense" else "sdpa",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "max_position_embeddings": max(args.lengths) + 2,
-        }
+        sizes = {**args.roberta_sizes, "attn_implementation": "eager" if name == "dense" else "sdpa"}
         learned = {layer: 2 * layer + 1 for layer in range(layers)}
         if name != "all":
             learned = {layers - 1: 2 * layers - 1}

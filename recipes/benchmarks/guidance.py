@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from benchmarking import (
-    BenchmarkArguments,
+    StepArguments,
     in_new_process,
     median_ratio,
     medians,
@@ -42,7 +42,7 @@ from hf_attn_dynamics import (
     HeadwiseRobertaForMaskedLM,
 )
 from hf_attn_dynamics._tables import format_table
-from hf_attn_dynamics.recipes.arguments.base import check_names, flag
+from hf_attn_dynamics.recipes.arguments.base import flag
 from hf_attn_dynamics.recipes.run import run_recipe
 
 
@@ -50,26 +50,17 @@ SYSTEMS = {"roberta": ("plain", "guided", "naive"), "mistral": ("plain", "guided
 
 
 @dataclass
-class GuidanceArguments(BenchmarkArguments):
+class GuidanceArguments(StepArguments):
     """Sizes of the model and the batches."""
 
     architecture: str = flag(
         "roberta", "roberta; or mistral, with three query heads per key and a window of half a sentence."
     )
     lengths: list[int] = flag([128, 512, 2048], "Lengths of the sentences, in tokens.")
-    tokens: int = flag(2048, "Batch size, in tokens.")
-    num_hidden_layers: int = flag(3, "Number of layers.")
-    hidden_size: int = flag(768, "Hidden size; feed-forward layers are four times as wide.")
     num_attention_heads: int = flag(12, "Number of heads per layer, of which half are guided.")
-    vocab_size: int = flag(1000, "Size of the vocabulary.")
-    rounds: int = flag(9, "Number of measured steps of each system.")
-    cpu_threads: int | None = flag(2, "Number of CPU threads.", earlier="threads")
-    device: str = flag("cpu", "Device: auto, cpu or cuda.")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check_at_least(1, "tokens", "num_hidden_layers")
-        check_names("lengths", self.lengths)
         if self.architecture not in SYSTEMS:
             raise ValueError(f"architecture must be {' or '.join(SYSTEMS)}, got {self.architecture!r}.")
         if self.architecture == "mistral" and self.num_attention_heads % 3:
@@ -81,23 +72,18 @@ class System:
 
     def __init__(self, name: str, args: GuidanceArguments, length: int):
         torch.manual_seed(args.seed)
-        sizes = {
-            "vocab_size": args.vocab_size,
-            "hidden_size": args.hidden_size,
+        settings = {
             "num_hidden_layers": args.num_hidden_layers,
-            "num_attention_heads": args.num_attention_heads,
-            "intermediate_size": 4 * args.hidden_size,
             "guidance": {"fraction": 0.5},
             "attn_implementation": "eager" if name == "naive" else "sdpa",
         }
         if args.architecture == "mistral":
             groups, window = args.num_attention_heads // 3, max(length // 2, 1)
-            config = HeadwiseMistralConfig(**sizes, num_key_value_heads=groups, sliding_window=window)
+            settings |= {"num_key_value_heads": groups, "sliding_window": window}
+            config = HeadwiseMistralConfig(**args.sizes, **settings)
             self.model = HeadwiseMistralForCausalLM(config)
         else:
-            positions = max(args.lengths) + 2
-            no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-            config = HeadwiseRobertaConfig(**sizes, **no_dropout, max_position_embeddings=positions)
+            config = HeadwiseRobertaConfig(**args.roberta_sizes, **settings)
             self.model = HeadwiseRobertaForMaskedLM(config)
         self.model = self.model.to(args.torch_device).train()
         self.name = name

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""The loss between the attention of a student and that of a teacher, against its dense definition."""
+"""The divergence of the attention of a student from its teacher's, against its dense definition."""
 
 import json
 
@@ -320,7 +320,7 @@ def test_settings_come_back_from_a_checkpoint(tmp_path):
     assert stored["patterns"] is None
     loaded = had.HeadwiseBertModel.from_pretrained(tmp_path)
     assert loaded.config.guidance == student.config.guidance
-    assert loaded.head_settings.taught_indices == {"encoder": {0: {1: 3}, 1: {0: 5}}}
+    assert loaded.head_settings.taught_indices == {("encoder", 0): {1: 3}, ("encoder", 1): {0: 5}}
     assert loaded.head_settings.guided_names == ("teacher",)
     assert not loaded.config.guided_heads()
 

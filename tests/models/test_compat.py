@@ -31,6 +31,7 @@ TREES = {
     for folder in (PACKAGE, ROOT / "recipes")
     for path in sorted(folder.rglob("*.py"))
 }
+CLASSES = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 COMPAT = "hf_attn_dynamics/models/compat.py"
 
 # Methods and attributes of named tuples that the documentation of Python names: these have no public ones.
@@ -224,10 +225,9 @@ def test_every_name_that_is_listed_is_used():
 
 @pytest.mark.parametrize("entry", compat.OVERRIDDEN_NAMES, ids=lambda entry: entry.name)
 def test_the_classes_that_are_said_to_override_a_name_do(entry):
-    classes = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for name in entry.overridden_by.split(", "):
-        arguments = {node.arg for node in ast.walk(classes[name]) if isinstance(node, ast.arg)}
-        assert entry.name in {*defined_in(classes[name].body), *arguments}, name
+        arguments = {node.arg for node in ast.walk(CLASSES[name]) if isinstance(node, ast.arg)}
+        assert entry.name in {*defined_in(CLASSES[name].body), *arguments}, name
 
 
 @pytest.mark.parametrize(

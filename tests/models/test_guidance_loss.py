@@ -4,8 +4,8 @@ from dense_guidance import dense_attention, dense_guidance_loss, dense_pattern
 
 from hf_attn_dynamics.models import guidance_loss
 from hf_attn_dynamics.models.guidance_loss import guide_heads
+from hf_attn_dynamics.models.guidance_settings import GuidanceSettings
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
-from hf_attn_dynamics.models.head_settings import GuidanceSettings
 from hf_attn_dynamics.models.patterns import (
     PatternRows,
     next_token,

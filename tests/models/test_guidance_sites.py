@@ -25,8 +25,8 @@ from tiny_models import (
 import hf_attn_dynamics as had
 from hf_attn_dynamics.models import guidance_loss
 from hf_attn_dynamics.models.guidance_loss import guide_heads
+from hf_attn_dynamics.models.guidance_settings import GuidanceSettings
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
-from hf_attn_dynamics.models.head_settings import GuidanceSettings
 from hf_attn_dynamics.models.patterns import PatternRows, register_pattern
 
 

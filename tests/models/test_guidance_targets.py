@@ -16,8 +16,8 @@ import hf_attn_dynamics as had
 from hf_attn_dynamics.models import guidance_loss
 from hf_attn_dynamics.models.batch_targets import rows_of_target
 from hf_attn_dynamics.models.guidance_loss import guide_heads
+from hf_attn_dynamics.models.guidance_settings import COLUMN_PREFIX, LOSSES, RESERVED_TARGETS, GuidanceSettings
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
-from hf_attn_dynamics.models.head_settings import COLUMN_PREFIX, LOSSES, RESERVED_TARGETS, GuidanceSettings
 from hf_attn_dynamics.models.headwise_call import OWN_ARGUMENTS
 
 

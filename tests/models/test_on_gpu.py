@@ -9,8 +9,8 @@ from tiny_training import build, examples, trainer
 
 from hf_attn_dynamics import prune_heads
 from hf_attn_dynamics.models.guidance_loss import guide_heads
+from hf_attn_dynamics.models.guidance_settings import GuidanceSettings
 from hf_attn_dynamics.models.guidance_targets import GuidanceTargets, Tokens
-from hf_attn_dynamics.models.head_settings import GuidanceSettings
 from hf_attn_dynamics.training import Teacher
 
 

@@ -1,7 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Transformers' model tests on the classes of the catalogue, one line an architecture: plain, and guided and gated.
 
-Plain ones are the body and one head; guided and gated, all heads that the catalogue has. BERT, RoBERTa, ELECTRA and
+Plain ones are the body and one head; guided and gated, all heads that the catalogue has. Tests in `OF_THE_BODY` run
+on guided and gated bodies only: the kernel and the dtype are chosen before gates apply. BERT, RoBERTa, ELECTRA and
 Marian have files of their own. CamemBERT, XLM-RoBERTa, Data2Vec, mBART, Pegasus, mT5, DeiT, Gemma, Qwen2, the
 mixtures of Qwen, the first DeBERTa, the text model of CLIP, Granite, SmolLM3 and StarCoder2 are left out: their
 attention, experts and heads are those of an architecture in the table.
@@ -14,7 +15,7 @@ from stock_models import STOCK_MODELS
 
 from hf_attn_dynamics import headwise_architectures
 
-from .suite import DIFFERENCES, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
+from .suite import DIFFERENCES, OF_THE_BODY, EncoderTester, GenerationTests, PeerTests, common, headwise_classes_of
 
 
 # Name in `STOCK_MODELS` -> settings in which the models of this file differ from those there.
@@ -138,6 +139,8 @@ def _cases(name: str):
             "test_resize_embeddings": not hasattr(config, "image_size"),
             "__module__": __name__,
         }
+        if not options:
+            attributes |= {test: None for test in dir(CatalogueTests) if test.startswith(OF_THE_BODY)}
         case = f"Test{prefix}Headwise{title}"
         if "experts_implementation" in STOCK_MODELS[name][2]:
             DIFFERENCES[f"{case}.test_moe_models_record_router_logits"] = "looks for experts in the file of the class"

@@ -203,7 +203,7 @@ def test_smoothing_is_in_the_losses_of_training_but_not_in_the_likelihood(tmp_pa
 
 
 def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
-    longer = {"max_steps": 150, "hidden_size": 32, "save_strategy": "no", "eval_steps": 50, "logging_steps": 10}
+    longer = {"max_steps": 100, "hidden_size": 32, "save_strategy": "no", "eval_steps": 50, "logging_steps": 10}
     summary = run(flags(tmp_path / "run", text, **longer, per_device_train_batch_size=16))
     for system in SYSTEMS:
         assert summary[f"bleu_{system}"] > 50

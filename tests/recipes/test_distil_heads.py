@@ -27,6 +27,8 @@ SMALL = {
     "per_device_train_batch_size": 8,
     "learning_rate": 0.01,
     "eval_steps": 2,
+    # Not the default, which only trainings with logits may change.
+    "distillation_temperature": 3.0,
 }
 RECIPE = Recipe("distil_heads", **SMALL)
 

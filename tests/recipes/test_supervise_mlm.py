@@ -168,7 +168,7 @@ def test_the_summary_has_the_guided_head_and_the_heads_that_are_best_on_validati
 
 
 def test_a_guided_head_learns_the_trees_of_the_training_sentences(tmp_path):
-    flags = {**QUICK, "hidden_size": 64, "vocab_size": 500, "max_steps": 150, "eval_strategy": "no"}
+    flags = {**QUICK, "hidden_size": 64, "vocab_size": 500, "max_steps": 100, "eval_strategy": "no"}
     summary = Recipe("supervise_mlm", **flags).run(
         tmp_path / "run", learning_rate=3e-3, per_device_train_batch_size=24
     )

@@ -153,7 +153,7 @@ def test_the_table_has_both_ways_to_the_same_heads_side_by_side(finished):
 
 
 def test_learning_is_seen_in_bleu_and_likelihood(tmp_path, text):
-    longer = {"max_steps": 250, "hidden_size": 32, "save_strategy": "no", "finetune_steps": 20, "gate_steps": 20}
+    longer = {"max_steps": 150, "hidden_size": 32, "save_strategy": "no", "finetune_steps": 20, "gate_steps": 20}
     summary = run(flags(tmp_path / "run", text, keep=10, per_device_train_batch_size=16, **longer))
     assert summary["exact_match_dense"] > 0.9
     assert summary["bleu_dense"] > 90

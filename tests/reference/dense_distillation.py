@@ -21,7 +21,7 @@ def dense_scores(left, right, scaling, softcap=0.0, key_mask=None, band=(-1, -1)
 
 
 def row_divergence(loss, student, teacher):
-    """Of one row of attention; keys that the student does not see are left out of the teacher's attention."""
+    """Loss of one row of attention; keys that the student does not see are left out of the teacher's attention."""
     seen = student > 0
     teacher = teacher[seen] / teacher[seen].sum()
     if loss == "squared":

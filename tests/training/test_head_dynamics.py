@@ -187,6 +187,11 @@ def test_the_weight_of_guidance_is_the_trainers(tmp_path):
     run(tmp_path, callback, guidance_weight=2.0, logging_steps=2)
     # Linear, from 2 at step 0 to 0 at step 5, the last of six; logged are steps 1, 3 and 5.
     assert callback.history.of("guidance_weight") == pytest.approx({2: 2 * 4 / 5, 4: 2 * 2 / 5, 6: 0})
+    run(tmp_path, callback, guidance_weight="auto", guidance_schedule={"next": "constant"}, logging_steps=2)
+    names = ("next", "prev", "first", "period")
+    assert callback.history.statistics == ["highest", *(f"guidance_weight_{name}" for name in names)]
+    constant, linear = (list(callback.history.of(f"guidance_weight_{name}").values()) for name in names[:2])
+    assert constant[0] == constant[-1] > linear[0] > linear[-1] == 0
     run(tmp_path, callback, model=build(guidance=None), guidance_weight=0)
     assert callback.history.statistics == ["highest"]
 

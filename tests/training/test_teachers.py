@@ -254,7 +254,7 @@ def test_tokenizers_are_compared(tmp_path):
     teacher = RobertaForMaskedLM.from_pretrained(tmp_path / "teacher")
     args = had.HeadwiseTrainingArguments(output_dir=str(tmp_path / "run"), report_to="none", use_cpu=True)
     own = AutoTokenizer.from_pretrained(tmp_path / "own")
-    with pytest.raises(ValueError, match="token 'b' is number 6 in that of the student, and 7 in that of the teacher"):
+    with pytest.raises(ValueError, match="token 'b' is number 6 in the student's tokenizer, and 7 in the teacher's"):
         had.HeadwiseTrainer(student_of("MaskedLM"), args, processing_class=own, teacher=teacher)
     other = AutoTokenizer.from_pretrained(tmp_path / "teacher")
     had.HeadwiseTrainer(student_of("MaskedLM"), args, processing_class=other, teacher=teacher)
@@ -287,6 +287,20 @@ def test_losses_without_classes_are_refused(tmp_path):
     joint = build("JointPreTraining", "electra", guidance={"teacher": {"layers": {0: 0}}})
     teacher = BertModel(BertConfig(**sizes("bert")))
     refused(tmp_path, "HeadwiseElectraForJointPreTraining replaces tokens in its forward pass", joint, teacher)
+
+
+def test_a_teacher_is_read_again_if_it_or_the_student_has_changed(tmp_path):
+    teacher, student = teacher_of("roberta", "MaskedLM"), student_of("MaskedLM")
+    run = trainer(tmp_path, student, examples("MaskedLM"), teacher=teacher)
+    first = run._teacher
+    run.train()
+    assert run._teacher is first
+    had.prune_heads(student, {0: [0]})
+    run.train()
+    assert run._teacher is not first
+    had.prune_heads(teacher, {2: [5]})
+    with pytest.raises(ValueError, match="head 2 .* learns from head 5 .* has the heads 0, 1, 2, 3, 4"):
+        run.train()
 
 
 # ---- Own loops ----

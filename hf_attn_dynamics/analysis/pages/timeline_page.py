@@ -207,6 +207,10 @@ def _rounded(values: list[float]) -> list[float | None]:
 
 def _definitions(names: list[str]) -> dict[str, str]:
     found = {name: DEFINITIONS.get(name, DEFINITIONS.get(name.partition("/")[0])) for name in names}
+    for name in names:
+        if name.startswith("guidance_weight_"):
+            part = name.removeprefix("guidance_weight_")
+            found[name] = f"factor α of the guidance loss of {part}; a metric of the whole model"
     return {name: meaning for name, meaning in found.items() if meaning is not None}
 
 

@@ -150,8 +150,10 @@ def test_names_are_text_and_never_html(tmp_path):
 
 
 def test_only_the_statistics_of_the_timeline_are_defined(tmp_path):
-    page = written(recorded(confidence=[[[0.1]]], guidance_weight=[0.5], mine=[[[1.0]]]), tmp_path / "page.html")
-    assert re.findall("<dt>(.*?)</dt>", page) == ["confidence", "guidance_weight"]
+    weights = {"guidance_weight": [0.5], "guidance_weight_prev": [0.5]}
+    page = written(recorded(confidence=[[[0.1]]], mine=[[[1.0]]], **weights), tmp_path / "page.html")
+    assert re.findall("<dt>(.*?)</dt>", page) == ["confidence", *weights]
+    assert "factor α of the guidance loss of prev; a metric" in page
     assert "<details>" in page
     assert "<details>" not in written(recorded(mine=[[[1.0]]]), tmp_path / "page.html")
 
