@@ -32,10 +32,14 @@ from hf_attn_dynamics import (
     Observer,
     PatternRows,
     RelativePositions,
+    Selection,
     SyntacticRoles,
+    UnitScores,
     attention_maps,
+    compensate,
     count_flops_table,
     expected_open_heads,
+    fisher_pruning,
     global_contribution,
     head_importance,
     head_outputs,
@@ -46,15 +50,19 @@ from hf_attn_dynamics import (
     load_pruned,
     local_contribution,
     masked_heads,
+    mean_unit_outputs,
     measure_latency_table,
     observe,
     pattern_names,
     plot_head_dynamics,
     prune_heads,
     read_heads,
+    refit_outputs,
     register_pattern,
     retain_heads,
+    select_parts,
     token_set,
+    unit_importance,
 )
 from hf_attn_dynamics.analysis import RoleScores, agreement, plots
 from hf_attn_dynamics.analysis.lexical import IbmModel1
@@ -120,6 +128,22 @@ def prune(batches: list[dict[str, torch.Tensor]]) -> None:
     assert_type(table.speedup_of(load_pruned("pruned")), float)
     assert_type(count_flops_table(model).largest_speedup(), dict[str, float])
     prune_heads(model, 3)  # type: ignore[arg-type]
+
+
+def prune_for_speed(batches: list[dict[str, torch.Tensor]]) -> None:
+    dense = AutoModel.from_pretrained("bert-base-uncased")
+    model = AutoModel.from_pretrained("bert-base-uncased")
+    table = measure_latency_table(model)
+    scores = unit_importance(model, batches, "fisher", keep_gradients=True)
+    assert_type(scores.per_cost(table), UnitScores)
+    selection = select_parts(model, scores, table, speedup=2, rearrange=True)
+    assert_type(selection, Selection)
+    assert_type(Selection.load("selection.json"), Selection)
+    refit_outputs(selection.apply(model), dense, batches).to_pandas()
+    compensate(model, dense, batches).save_pretrained("pruned")
+    assert_type(mean_unit_outputs(model, batches), dict[str, torch.Tensor])
+    print(fisher_pruning(model, batches, table, 3.0, parts="units").selection.speedup)
+    unit_importance(model, batches, method=3)  # type: ignore[arg-type]
 
 
 def guide_and_gate(dataset: Dataset[Mapping[str, torch.Tensor]]) -> None:
