@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
-from hf_attn_dynamics.analysis.heads import pruning_report as report_module
+from hf_attn_dynamics.analysis.heads import measuring
 from hf_attn_dynamics.analysis.heads.pruning_report import head_report
 from hf_attn_dynamics.models.head_pruning import prune_heads
 from hf_attn_dynamics.models.head_roles import locate_heads
@@ -214,7 +214,7 @@ def clock(monkeypatch):
 
     clock = Clock()
     clock.calls = []
-    monkeypatch.setattr(report_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: clock.now)
     return clock
 
 
