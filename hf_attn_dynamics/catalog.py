@@ -16,6 +16,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .models.architectures import ARCHITECTURES, Architecture, headwise_name
 from .models.compat import MODULE_HOOKS, attention_kernel
+from .models.hard_concrete import is_of_gate
+from .models.head_gates import gates_of
 from .models.head_roles import built_in_roles
 from .models.head_settings import FIELDS
 from .models.headwise_classes import twin_class
@@ -111,7 +113,7 @@ def _around(model: PreTrainedModel, heads: dict[str, Any]) -> PreTrainedModel:
     with torch.device("meta"):
         made = cls(config)
     left = made.load_state_dict(model.state_dict(keep_vars=True), strict=False, assign=True)
-    odd = [key for key in left.missing_keys if not key.endswith(".gate.log_alpha")] + left.unexpected_keys
+    odd = [key for key in left.missing_keys if not is_of_gate(key)] + left.unexpected_keys
     # Hard-coded attention does not need the query and key projections.
     if odd and config.hard_coded is None:
         raise ValueError(
@@ -122,7 +124,7 @@ def _around(model: PreTrainedModel, heads: dict[str, Any]) -> PreTrainedModel:
     for owner_name, owner in made.named_modules():
         for leaf, _ in list(owner.named_buffers(recurse=False)):
             setattr(owner, leaf, buffers[f"{owner_name}.{leaf}".removeprefix(".")])
-    for gate in made.head_gates().values():
+    for gate in gates_of(made):
         gate.to_empty(device=model.device)
         gate.reset_parameters()
     made.tie_weights()

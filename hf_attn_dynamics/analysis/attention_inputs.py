@@ -72,11 +72,12 @@ class AttentionReader:
         """The module of a layer; one serves all layers of a model that shares it."""
         return self.layers[site if site in self.layers else HeadSite(site.kind, 0)]
 
-    def __call__(self, batch: Mapping[str, Any]) -> tuple[Any, dict[HeadSite, AttentionInputs]]:
+    def __call__(self, batch: Mapping[str, Any], **options: Any) -> tuple[Any, dict[HeadSite, AttentionInputs]]:
         """Runs the model.
 
         Args:
             batch (`dict`): Arguments of its forward pass; labels, and arguments that it does not have, are left out.
+            options: Further arguments, such as `output_hidden_states`.
 
         Returns:
             `tuple`: the output of the model, and the inputs of each layer. Queries, keys and values are those of the
@@ -86,7 +87,8 @@ class AttentionReader:
             self._view = self._new_view()
         self._found, self._calls = {}, Counter()
         try:
-            return self._view.root(**unlabelled_arguments(self.model, batch), return_dict=True), self._found
+            arguments = {**unlabelled_arguments(self.model, batch), **options}
+            return self._view.root(**arguments, return_dict=True), self._found
         finally:
             self._found = {}
 

@@ -171,16 +171,24 @@ def tables_of_heads(layers: list[HeadLayer], values: Mapping[HeadSite, torch.Ten
     Returns:
         `dict[str, torch.Tensor]`: a tensor of shape `(layers, heads, …)` for each kind of site, float64 on the CPU.
     """
+    return arranged({layer.site: (layer.num_heads, layer.heads) for layer in layers}, values)
+
+
+def arranged(
+    sites: Mapping[HeadSite, tuple[int, list[int]]], values: Mapping[HeadSite, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """[`tables_of_heads`] of heads or units, given their original number and the remaining ones at each site."""
     tables = {}
     for kind in SITE_KINDS:
-        of_kind = [layer for layer in layers if layer.site.kind == kind]
-        for layer in of_kind:
-            if layer.site in values:
-                found = values[layer.site].detach().cpu().double()
+        of_kind = {site.layer: own for site, own in sites.items() if site.kind == kind}
+        for layer, (_, remaining) in of_kind.items():
+            site = HeadSite(kind, layer)
+            if site in values:
+                found = values[site].detach().cpu().double()
                 if kind not in tables:
-                    shape = max(layer.site.layer for layer in of_kind) + 1, max(layer.num_heads for layer in of_kind)
+                    shape = max(of_kind) + 1, max(count for count, _ in of_kind.values())
                     tables[kind] = found.new_full((*shape, *found.shape[1:]), math.nan)
-                tables[kind][layer.site.layer, layer.heads] = found
+                tables[kind][layer, remaining] = found
     return tables
 
 

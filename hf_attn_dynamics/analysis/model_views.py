@@ -7,6 +7,7 @@ configuration belong to the view. Copies, pickles and other threads are therefor
 """
 
 import copy
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +36,7 @@ from ..models.compat import (
     set_attention_kernel,
 )
 from ..models.head_roles import HeadLayer
+from ..models.unit_roles import UnitLayer
 
 
 _PLAIN = {bool, float, int, str, type(None), torch.Size, torch.Tensor, OrderedDict, set}  # types that hold no modules
@@ -160,6 +162,38 @@ class ModelView:
             return None if edited is None else ((edited.flatten(-2), *inputs[1:]), keywords)
 
         if layer.heads:
+            self.before(layer.output, before_projection)
+
+    def edit_units(self, layer: UnitLayer, edit: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        """Registers a function that reads or replaces the activations of the units of a feed-forward block, before the
+        output projection.
+
+        Args:
+            layer (`UnitLayer`): The block; without units, nothing happens.
+            edit (callable): Takes the activations of the remaining units, `(batch, length, units)`, each time the
+                block runs; may return replacements.
+
+        Raises:
+            ValueError: in the forward pass, if the block processes a sentence in chunks.
+        """
+        shape: list[int] = []
+
+        def before_block(module: nn.Module, inputs: tuple, keywords: dict) -> None:
+            states = inputs[0] if inputs else keywords["hidden_states"]
+            shape[:] = states.shape[:-1]
+
+        def before_projection(module: nn.Module, inputs: tuple, keywords: dict) -> tuple | None:
+            units = inputs[0]
+            if units.shape[:-1].numel() != math.prod(shape):
+                raise ValueError(
+                    f"{layer.name} processes its inputs in chunks; set config.chunk_size_feed_forward to 0."
+                )
+            # OPT has one dimension for sentences and tokens.
+            edited = edit(units.reshape(*shape, units.shape[-1]))
+            return None if edited is None else ((edited.reshape(units.shape), *inputs[1:]), keywords)
+
+        if layer.units:
+            self.before(layer.module, before_block)
             self.before(layer.output, before_projection)
 
     def evaluate(self, model: nn.Module) -> None:

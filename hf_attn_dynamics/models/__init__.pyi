@@ -7,8 +7,8 @@ from .configuration_bow_attention import BowAttentionConfig as BowAttentionConfi
 from .configuration_lstm import LstmConfig as LstmConfig
 from .configuration_lstm_seq2seq import LstmSeq2SeqConfig as LstmSeq2SeqConfig
 from .configuration_proxy import ProxyConfig as ProxyConfig
-from .head_gates import HardConcreteGate as HardConcreteGate
-from .head_gates import expected_open_heads as expected_open_heads
+from .hard_concrete import HardConcreteGate as HardConcreteGate
+from .hard_concrete import expected_open_heads as expected_open_heads
 from .head_gates import prune_closed_gates as prune_closed_gates
 from .head_pruning import prune_heads as prune_heads
 from .head_pruning import retain_heads as retain_heads

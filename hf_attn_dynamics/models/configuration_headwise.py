@@ -70,8 +70,8 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
             not -100, or all rows without labels. At every site, the mean over sentences is over those with a
             non-padding token in `attention_mask`.
 
-        gates (`dict`, *optional*): Settings of the Hard Concrete gate of each head; `{}` for the paper's gates, `None`
-            for no gates. Keys:
+        gates (`dict`, *optional*): Settings of the Hard Concrete gates of heads, feed-forward units and blocks; `{}`
+            for the paper's gates of heads, `None` for no gates. Keys:
 
             - `variant` (`str`, defaults to `"paper"`): Defaults of the next three keys: `paper`, or `paper_code` for
               its published code.
@@ -85,6 +85,10 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
               the Hard Concrete distribution.
             - `unit` (`str`, defaults to `"group"`): Whether query heads that share a key/value head share one gate
               (`group`), or each have their own (`head`). Only whole groups can be removed.
+            - `parts` (`list[str]`, defaults to `["heads"]`): What has gates, some of `heads`, `units` (of feed-forward
+              blocks, in `encoder` and `decoder`) and `blocks` (each attention block and each feed-forward block). A
+              gate of a block multiplies those of its heads or units; a block with a closed gate adds the bias of its
+              output projection. A layer is gone when its blocks are.
 
         pruned_heads (`dict`, *optional*): Removed heads, `{layer: [heads]}`, in the original numbering.
             `num_attention_heads` keeps the original number.

@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 EVALUATIONS = ("binary", "fractional")
 PENALTIES = ("sum", "module_mean")
 UNITS = ("group", "head")
+PARTS = ("heads", "units", "blocks")
 
 HARD_CODED_OFFSETS = {"encoder": [-1, 1], "decoder": [-1, 0]}
 
@@ -80,14 +81,16 @@ class GateSettings:
     temperature: float = 0.33
     limits: tuple[float, float] = (-0.1, 1.1)
     unit: str | None = None
+    parts: tuple[str, ...] = ("heads",)
 
     @classmethod
-    def from_dict(cls, value: Any, where: str = "gates") -> GateSettings:
+    def from_dict(cls, value: Any, where: str = "gates", kind: str | None = None) -> GateSettings:
         """Reads settings and fills in the defaults of their variant.
 
         Args:
             value (`dict`): Settings that differ from the defaults.
             where (`str`): Name of the settings, for messages.
+            kind (`str`, *optional*): `encoder`, `decoder` or `cross`.
 
         Raises:
             ValueError: if a value is invalid; the message names the key, the value and valid values.
@@ -101,6 +104,8 @@ class GateSettings:
             settings["initial_log_alpha"] = list(settings["initial_log_alpha"])
         if "limits" in settings:
             settings["limits"] = check_limits(settings["limits"], where)
+        if "parts" in settings:
+            settings["parts"] = _checked_parts(settings["parts"], where, kind)
         completed = cls(**settings)
         completed._check(where)
         return completed
@@ -117,11 +122,35 @@ class GateSettings:
         if not is_finite(self.temperature) or not self.temperature > 0:
             raise ValueError(f"{where} temperature must be a number greater than 0, got {self.temperature!r}.")
 
+    @property
+    def gates_attention(self) -> bool:
+        """Whether heads or attention blocks have gates."""
+        return "heads" in self.parts or "blocks" in self.parts
+
+    @property
+    def gates_feed_forward(self) -> bool:
+        """Whether units or feed-forward blocks have gates."""
+        return "units" in self.parts or "blocks" in self.parts
+
     def to_dict(self) -> dict[str, Any]:
         """The settings for JSON."""
-        values = {**vars(self), "limits": list(self.limits)}
-        # Only if it is given: it has no effect in most models.
-        return {key: value for key, value in values.items() if key != "unit" or value is not None}
+        values = {**vars(self), "limits": list(self.limits), "parts": list(self.parts)}
+        # Two keys only if they are given: one has no effect in most models, the other is unknown to earlier versions.
+        left_out = {"unit": None, "parts": list(GateSettings.parts)}
+        return {key: value for key, value in values.items() if key not in left_out or value != left_out[key]}
+
+
+def _checked_parts(parts: Any, where: str, kind: str | None) -> tuple[str, ...]:
+    """Parts of a model with gates, in the order of `PARTS`."""
+    is_list = isinstance(parts, (list, tuple)) and len(parts) > 0
+    if not is_list or any(part not in PARTS for part in parts) or len(set(parts)) < len(parts):
+        raise ValueError(f"{where} parts must be a list of some of {', '.join(PARTS)}, got {parts!r}.")
+    if kind == "cross" and "units" in parts:
+        raise ValueError(
+            f"{where} parts names 'units', but cross-attention has no feed-forward units: name those of the decoder "
+            "in gates['decoder']."
+        )
+    return tuple(part for part in PARTS if part in parts)
 
 
 def check_limits(limits: Any, where: str = "gates") -> tuple[float, float]:
@@ -483,7 +512,7 @@ class HeadSettings:
         if not isinstance(config.added_biases, bool):
             raise ValueError(f"added_biases must be True or False, got {config.added_biases!r}.")
         gates = {
-            kind: GateSettings.from_dict(value, named("gates", kind))
+            kind: GateSettings.from_dict(value, named("gates", kind), kind)
             for kind, value in _by_site(config, "gates", kinds).items()
         }
         hard_coded = {

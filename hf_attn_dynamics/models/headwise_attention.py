@@ -179,7 +179,7 @@ def headwise_attention(
     config = getattr(module, "config", None)
     config = getattr(config, "_config", config)
     if headwise is None and "carries_call" in vars(module):
-        headwise = _carried_call()
+        headwise = carried_call()
     if headwise is not None:
         query, key = headwise.guide(module.head_site, query, key, value, kwargs)
     # `install_headwise_attention` sets these attributes to None, since looking up missing ones is slow.
@@ -208,7 +208,8 @@ _carried: ContextVar[HeadwiseCall | None] = ContextVar("headwise_call", default=
 
 
 @torch.compiler.disable
-def _carried_call() -> HeadwiseCall | None:
+def carried_call() -> HeadwiseCall | None:
+    """The call that the context carries, see [`carried`]."""
     return _carried.get()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from .attention_distillation import AttentionInputs, taught_loss
 from .compat import call_after_backward
+from .cost_table import CostTable
 from .guidance_loss import guide_heads, guided_hits
 from .guidance_targets import GuidanceTargets, LayerTargets
 from .head_settings import check_guided_names
@@ -27,6 +28,7 @@ class HeadRequest:
     guidance_rows: torch.Tensor | None = None
     output_gate_penalty: bool | None = None
     gate_penalty_weight: float | torch.Tensor | None = None
+    gate_cost: CostTable | None = None
     gate_noise: torch.Tensor | None = None
     num_items_in_batch: Any = None
     guidance_counts: Any = None
@@ -48,8 +50,9 @@ class HeadRequest:
 
         Raises:
             ValueError: if a weight is given without labels, a weight is given for a name that no guided head has,
-                `guidance_rows` are given without the guidance loss of an encoder–decoder, or `teacher_attention` is
-                missing, or given to a model that learns from no teacher.
+                `guidance_rows` are given without the guidance loss of an encoder–decoder, `gate_cost` is given
+                without the gate penalty, or `teacher_attention` is missing, or given to a model that learns from no
+                teacher.
         """
         name = type(model).__name__
         missing = [column for column in model.label_columns if batch.get(column) is None]
@@ -59,6 +62,11 @@ class HeadRequest:
                 raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
         if isinstance(self.guidance_weight, Mapping) and model.head_settings.guidance:
             check_guided_names("guidance_weight", self.guidance_weight, model.head_settings.guided_names)
+        if self.gate_cost is not None and not self.penalised:
+            raise ValueError(
+                f"gate_cost is given to {name}, but only the gate penalty reads it: pass output_gate_penalty=True, or "
+                "leave it out."
+            )
         self._check_teacher(model)
         is_read = self.guided or self.output_guided_hits
         if self.guidance_rows is not None and not (is_read and getattr(model.config, "is_encoder_decoder", False)):
@@ -98,12 +106,14 @@ class HeadwiseCall:
         taught (`dict[HeadSite, dict[int, int]]`, *optional*): For layers that learn from a teacher, the head of the
             teacher by head of the student, see [`taught_loss`].
         attention (`dict[HeadSite, AttentionInputs]`, *optional*): What they learn.
+        unit_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform random numbers for the gates of the
+            feed-forward block of each site.
 
     Attributes:
         guidance_terms (`dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor]`): Terms of the guidance loss, by the
             site and the names that they belong to, see `add_terms`.
-        reached (`dict[HeadSite, bool]`): Layers that the call reached, as keys, since compiled code does not keep
-            additions to a set.
+        reached, reached_units (`dict[HeadSite, bool]`): Attention modules, and feed-forward blocks, that the call
+            reached, as keys, since compiled code does not keep additions to a set.
         finished (`bool`): Whether the forward pass has ended: later calls come from gradient checkpointing, and must
             not add their terms again.
         loss_gradients (`dict[str, torch.Tensor]`): During backward, the gradients with respect to the guidance losses
@@ -117,14 +127,16 @@ class HeadwiseCall:
         measured: dict[str, Targets] | None = None,
         taught: Mapping[HeadSite, dict[int, int]] | None = None,
         attention: Mapping[HeadSite, AttentionInputs] | None = None,
+        unit_noise: dict[HeadSite, torch.Tensor] | None = None,
     ):
         self.taught, self.attention = taught or {}, attention or {}
         self.measured = dict(measured or {})
         self.hits: dict[str, torch.Tensor] = {}
         self.guidance = dict(guidance or {})
-        self.gate_noise = gate_noise or {}
+        self.gate_noise, self.unit_noise = gate_noise or {}, unit_noise or {}
         self.guidance_terms: dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor] = {}
         self.reached: dict[HeadSite, bool] = {}
+        self.reached_units: dict[HeadSite, bool] = {}
         self.finished = False
         self.loss_gradients: dict[str, torch.Tensor] = {}
 
@@ -230,12 +242,19 @@ class HeadwiseCall:
             self.hits[name] = self.hits[name] + own.to(self.hits[name].device) if name in self.hits else own
 
     def check_reached(self, sites: Iterable[HeadSite]) -> None:
-        """Raises ValueError if the call did not reach one of these layers."""
+        """Raises ValueError if the call did not reach one of these layers, or a block with gate noise."""
         for site in sites:
             if site not in self.reached:
                 raise ValueError(
                     f"the attention of the {site} cannot be guided or given gate noise: the model does not pass its "
                     "keywords to it."
+                )
+
+        for site in self.unit_noise:
+            if site not in self.reached_units:
+                raise ValueError(
+                    f"the feed-forward block of the {site} cannot be given gate noise: the model does not pass its "
+                    "keywords to its layers."
                 )
 
     def guidance_losses(self, anchor: torch.Tensor) -> dict[str, torch.Tensor]:

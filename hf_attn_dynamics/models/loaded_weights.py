@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
+from .hard_concrete import is_of_gate
 from .head_roles import locate_heads, roles_of
 from .unit_roles import locate_units
 
@@ -65,7 +66,7 @@ def check_loaded_heads(path: str | Path, model: PreTrainedModel, info: dict[str,
                 f"{does_not_fit}: {name} has shape {tuple(saved)}, but should have {tuple(built)}.{way_out}"
             )
     for name in sorted(missing) if pruned_heads else ():
-        if name.startswith(attention) and not name.endswith("log_alpha"):
+        if name.startswith(attention) and not is_of_gate(name):
             raise ValueError(f"{does_not_fit}: {name} is missing.{way_out}")
 
 
@@ -127,7 +128,7 @@ def check_all_loaded(path: str | Path, model: PreTrainedModel, info: dict[str, A
         raise ValueError(f"{does_not_fit}: {name} is missing; pass model_class to initialise it at random.{way_out}")
     empty = tuple(f"{layer.name}." for layer in locate_heads(model) if not layer.heads) if pruned_heads else ()
     for name in sorted(info["unexpected_keys"]):
-        if name.endswith(".gate.log_alpha"):
+        if is_of_gate(name):
             raise ValueError(
                 f"the weights in {path} have gates ({name}), which {type(model).__name__} would ignore: load them "
                 "with an Auto class, such as AutoModel, or call prune_closed_gates() before saving."

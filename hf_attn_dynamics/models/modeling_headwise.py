@@ -1,8 +1,11 @@
 # Licensed under the Apache License, Version 2.0.
 """The mixin that makes a stock Transformers model headwise."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -10,9 +13,12 @@ from transformers import initialization
 from transformers.utils import ModelOutput
 
 from .compat import StockExpertsMixin, attention_kernel, kernel_name
+from .cost_table import CostTable
 from .guidance_inputs import guidance_targets, guided_row_counts, measured_targets
 from .hard_coded_attention import install_hard_coded_attention
-from .head_gates import HardConcreteGate, gate_penalty, install_gates
+from .gate_costs import expected_cost
+from .hard_concrete import HardConcreteGate
+from .head_gates import gate_penalty, gates_of, install_gates
 from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
 from .head_roles import HeadLayer, locate_heads, roles_of
 from .head_settings import COLUMN_PREFIX, HeadSettings
@@ -33,6 +39,23 @@ from .unit_pruning import apply_pruning
 _OWN = frozenset(OWN_ARGUMENTS)
 
 
+@dataclass
+class _Gates:
+    """Gates of heads and of units by site, looked up once in a forward pass."""
+
+    heads: dict[HeadSite, HardConcreteGate] = field(default_factory=dict)
+    units: dict[HeadSite, HardConcreteGate] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: HeadwiseMixin) -> _Gates:
+        return cls(model.head_gates(), model.unit_gates())
+
+    @property
+    def all(self) -> list[HardConcreteGate]:
+        """In the order of their random numbers."""
+        return [*self.heads.values(), *self.units.values()]
+
+
 class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, LimitedModelMixin, StockExpertsMixin):
     """Makes a stock Transformers model headwise: `class HeadwiseX(HeadwiseMixin, X)`.
 
@@ -49,11 +72,15 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Rows of the decoder and its
             cross-attention that the guidance loss is averaged over, for encoder–decoders given neither `labels` nor
             `decoder_attention_mask`; defaults to all rows.
-        output_gate_penalty (`bool`, *optional*): Return `gate_penalty`, the expected number of open gates.
+        output_gate_penalty (`bool`, *optional*): Return `gate_penalty`, the expected number of open heads and units,
+            among those with gates: those whose gate and whose block's gate is open.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ; adds `λ · gate_penalty` to `loss`, and also
             returns `gate_penalty`.
+        gate_cost ([`CostTable`], *optional*): Costs of heads and units. `gate_penalty` is then the expected cost of
+            the model, as a fraction of the cost of the model without pruning.
         gate_noise (`torch.Tensor` of shape `(gates,)`, *optional*): Uniform random numbers for all gates in the order
-            of `head_gates()`, in training mode; by default drawn from the global generator.
+            of `head_gates()`, then `unit_gates()`, and in each of them for its elements, then for its block, in
+            training mode; by default drawn from the global generator.
         num_items_in_batch (`int`, `torch.Tensor` or `dict`, *optional*): Number of labels in the whole accumulated
             batch over all processes, without ignored ones; or a dictionary by label column. The task loss is then the
             sum over this batch divided by this number, so that summing over micro-batches gives the mean over the
@@ -149,7 +176,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
     def initialize_weights(self):
         """Initialises weights that were not loaded, gates included."""
         super().initialize_weights()
-        for gate in self.head_gates().values():
+        for gate in gates_of(self):
             gate.reset_parameters(initialization)
 
     @property
@@ -160,9 +187,15 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         return self._head_settings
 
     def head_gates(self) -> dict[HeadSite, HardConcreteGate]:
-        """Gates by site, in the order of encoder, decoder and cross-attention, then layers."""
+        """Gates of heads and attention blocks by site, in the order of encoder, decoder and cross-attention, then
+        layers."""
         headed = [module for module in self.modules() if "head_site" in vars(module)]
         found = {module.head_site: module.gate for module in headed if module.gate is not None}
+        return {site: found[site] for site in self._head_settings.sites if site in found}
+
+    def unit_gates(self) -> dict[HeadSite, HardConcreteGate]:
+        """Gates of units and feed-forward blocks by site, in the order of encoder and decoder, then layers."""
+        found = {one.unit_site: one.unit_gate for one in self.modules() if "unit_site" in vars(one)}
         return {site: found[site] for site in self._head_settings.sites if site in found}
 
     def add_gates(self, gates: dict) -> "HeadwiseMixin":
@@ -191,10 +224,10 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         try:
             self.config.gates = gates
             self.config.check_heads()
+            install_gates(self, self.head_settings.gates)
         except ValueError:
             self.config.gates = None
             raise
-        install_gates(self, self.head_settings.gates)
         return self
 
     @property
@@ -251,7 +284,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
 
         return_dict, batch = kwargs.pop("return_dict", None), kwargs
         # Looked up once, since it iterates over all modules.
-        gates = self.head_gates() if request.penalised or request.gate_noise is not None else {}
+        gates = _Gates.of(self) if request.penalised or request.gate_noise is not None else _Gates()
         call = self._call_for(request, batch, columns, gates)
         inputs = {**(self.without_labels(batch) if is_part else batch), "return_dict": True}
         if self._by_interface:
@@ -273,10 +306,10 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         request: HeadRequest,
         batch: dict[str, Any],
         columns: dict[str, torch.Tensor],
-        gates: dict[HeadSite, HardConcreteGate],
+        gates: _Gates,
     ) -> HeadwiseCall:
         """The call that carries the requested outputs to the attention layers."""
-        targets, noise, measured = None, None, None
+        targets, noise, unit_noise, measured = None, None, None, None
         if request.guided or request.output_guided_hits:
             batch = {**self.guidance_inputs(batch), **columns, "guidance_rows": request.guidance_rows}
         if request.output_guided_hits:
@@ -287,19 +320,19 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             counts = None if fraction is None else {**counts, "fraction": fraction}
             targets = guidance_targets(self, self.head_settings, batch, counts)
         if request.penalised or request.gate_noise is not None:
-            if not gates:
+            if not gates.all:
                 wanted = "the gate penalty is requested" if request.penalised else "gate_noise is given"
                 raise ValueError(
                     f"{wanted}, but {type(self).__name__} has no gates: load or build the model with gates={{}}, for "
                     "instance."
                 )
-            noise = self._noise_by_site(gates, request.gate_noise)
+            noise, unit_noise = self._noise_by_site(gates, request.gate_noise)
         taught = None
         if request.guided:
             taught = self.head_settings.taught_indices
             taught = {HeadSite(kind, layer): heads for kind, one in taught.items() for layer, heads in one.items()}
             self._check_taught(taught, request.teacher_attention)
-        return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention)
+        return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention, unit_noise)
 
     def _check_taught(self, taught: dict[HeadSite, dict[int, int]], attention: Mapping | None) -> None:
         for site in taught:
@@ -309,7 +342,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                     "Teacher of this model."
                 )
 
-    def _requested_sites(self, request: HeadRequest, gates: dict[HeadSite, HardConcreteGate]) -> list[HeadSite]:
+    def _requested_sites(self, request: HeadRequest, gates: _Gates) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
         indices = self.head_settings.guided_indices.items() if request.guided else ()
         sites = [HeadSite(kind, layer) for kind, layers in indices for layer in layers]
@@ -318,15 +351,16 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 HeadSite(kind, layer) for kind, layers in self.head_settings.taught_indices.items() for layer in layers
             ]
         if request.gate_noise is not None:
-            sites += [site for site, gate in gates.items() if len(gate.log_alpha)]
+            sites += [site for site, gate in gates.heads.items() if gate.num_gates]
         return sites
 
     def _noise_by_site(
-        self, gates: dict[HeadSite, HardConcreteGate], noise: torch.Tensor | None
-    ) -> dict[HeadSite, torch.Tensor] | None:
+        self, gates: _Gates, noise: torch.Tensor | None
+    ) -> tuple[dict[HeadSite, torch.Tensor] | None, dict[HeadSite, torch.Tensor] | None]:
+        """Random numbers of the gates of each attention module, and of each feed-forward block."""
         if noise is None:
-            return None
-        sizes = [len(gate.log_alpha) for gate in gates.values()]
+            return None, None
+        sizes = [gate.num_gates for gate in gates.all]
         if noise.shape != (sum(sizes),):
             raise ValueError(
                 f"gate_noise must have shape ({sum(sizes)},), one for each gate, got {tuple(noise.shape)}."
@@ -338,14 +372,16 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 f"gate_noise does not reach the layers of {type(self).__name__} that gradient checkpointing "
                 "recomputes; call model.activation_checkpointing_disable()."
             )
-        return dict(zip(gates, noise.split(sizes)))
+        parts = noise.split(sizes)
+        of_units = dict(zip(gates.units, parts[len(gates.heads) :]))
+        return dict(zip(gates.heads, parts)), {site: one for site, one in of_units.items() if len(one)}
 
     def _with_losses(
         self,
         outputs: ModelOutput,
         request: HeadRequest,
         call: HeadwiseCall,
-        gates: dict[HeadSite, HardConcreteGate],
+        gates: _Gates,
         batch: dict[str, Any],
         is_part: bool,
     ) -> ModelOutput:
@@ -359,7 +395,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             losses["guidance_loss"] = torch.stack([*by_name.values()]).sum() if by_name else zero
             losses["guidance_losses"] = by_name
         if request.penalised:
-            losses["gate_penalty"] = gate_penalty(list(gates.values())).to(anchor.device)
+            losses["gate_penalty"] = self._penalty(gates, request.gate_cost).to(anchor.device)
         losses = head_loss_parts(losses, batch, request.num_items_in_batch)
         if call.hits:
             losses["guided_hits"] = call.hits
@@ -375,6 +411,10 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         if loss is not None:
             outputs = with_loss(outputs, loss)
         return with_head_losses(outputs, losses) if losses else outputs
+
+    def _penalty(self, gates: _Gates, cost: CostTable | None) -> torch.Tensor:
+        """Expected number of open heads and units, or the expected cost of the model as a fraction."""
+        return gate_penalty(gates.all) if cost is None else expected_cost(self, cost)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Structured pruning beyond heads: removes feed-forward units, blocks and layers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -66,7 +66,7 @@ def prune_units(model: Model, units: Mapping | Iterable[tuple]) -> Model:
     chosen = _present(units_by_site(units, _num_units(layers), "units"), layers)
     if not chosen:
         return model
-    _check_layers(model, layers, chosen)
+    check_units(model, layers, chosen)
     separate_configuration(model)
     _remove(model, layers, chosen)
     _warn_unless_loadable(model)
@@ -137,17 +137,31 @@ def prune_layers(
     heads = locate_heads(model)
     kinds = [kind for kind in kinds_of({layer.site: None for layer in heads}) if kind != "cross"]
     chosen = _layers_by_kind(layers, {layer.site for layer in heads}, kinds)
+    gone_heads, gone_units = {}, {}
     if "feed_forward" in blocks:
-        own = locate_units(model)
-        removed = {layer.site: layer.units for layer in own if layer.site in chosen and layer.units}
-        _check_layers(model, own, removed)
+        units = {layer.site: layer.units for layer in locate_units(model)}
+        gone_units = config_value({site: own for site, own in units.items() if site in chosen}, kinds_of(units)) or {}
     if "attention" in blocks:
-        # Checked as a whole, and first, so that an error leaves the model unchanged.
         gone = {layer.site: layer.heads for layer in heads if _of_layer(layer.site) in chosen}
-        prune_heads(model, config_value(gone, kinds_of({layer.site: None for layer in heads})) or {})
-    if "feed_forward" in blocks:
-        prune_units(model, config_value(removed, kinds_of(_num_units(own))) or {})
-    return model
+        gone_heads = config_value(gone, kinds_of({layer.site: None for layer in heads})) or {}
+    return prune_heads_and_units(model, gone_heads, gone_units)
+
+
+def prune_heads_and_units(model: Model, heads: Mapping, units: Mapping) -> Model:
+    """[`prune_heads`] and [`prune_units`] in one step: an error leaves the model unchanged.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        heads, units (`dict`): See [`prune_heads`] and [`prune_units`]; without units, feed-forward blocks may be of
+            any class.
+    """
+    check_prunable(model)
+    if units:
+        layers = locate_units(model)
+        check_units(model, layers, _present(units_by_site(units, _num_units(layers), "units"), layers))
+    # Heads are checked before any is removed.
+    prune_heads(model, heads)
+    return prune_units(model, units) if units else model
 
 
 def _of_layer(site: HeadSite) -> HeadSite:
@@ -186,7 +200,7 @@ def apply_pruning(model: PreTrainedModel) -> None:
         layers = locate_units(model)
         named = units_by_site(recorded, _num_units(layers), "config.pruned_units", from_json=True)
         chosen = _present(named, layers)
-        _check_layers(model, layers, chosen, meta=True)
+        check_units(model, layers, chosen, meta=True)
         _remove(model, layers, chosen)
     if getattr(model.config, "added_biases", False):
         add_output_biases(model)
@@ -207,10 +221,10 @@ def _present(chosen: Mapping[HeadSite, list[int]], layers: list[UnitLayer]) -> d
     return {site: units for site, units in present.items() if units}
 
 
-def _check_layers(
-    model: PreTrainedModel, layers: list[UnitLayer], chosen: Mapping[HeadSite, list[int]], meta: bool = False
+def check_units(
+    model: PreTrainedModel, layers: list[UnitLayer], chosen: Container[HeadSite], meta: bool = False
 ) -> None:
-    """Raises ValueError for weights whose units cannot be removed, before any is."""
+    """Raises ValueError for weights of the chosen blocks whose units cannot be removed, before any is."""
     name, owners = type(model).__name__, parameter_owners(model)
     for layer in layers:
         if layer.site not in chosen:

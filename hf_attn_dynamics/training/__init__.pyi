@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 # The public names: `_stub.py` reads them from here when the package is imported, and type checkers do.
 
-from ..models.head_gates import settle_gates as settle_gates
+from ..models.settled_gates import settle_gates as settle_gates
 from .arguments import HeadwiseArguments as HeadwiseArguments
 from .arguments import HeadwiseSeq2SeqTrainingArguments as HeadwiseSeq2SeqTrainingArguments
 from .arguments import HeadwiseTrainingArguments as HeadwiseTrainingArguments

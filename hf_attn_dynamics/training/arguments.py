@@ -3,7 +3,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +14,7 @@ from .schedules import GUIDANCE_SCHEDULES, GuidanceSchedules
 
 _REAL = (
     "gate_penalty", "target_warmup", "target_learning_rate", "gate_learning_rate", "layer_rate_decay", "ema_decay",
-    "distillation_weight", "distillation_temperature",
+    "distillation_weight", "distillation_temperature", "hidden_distillation_weight",
 )  # fmt: skip
 _WHOLE = ("target_heads",)
 
@@ -34,12 +34,22 @@ def _number(name: str, value: object) -> float | int:
 
 def _parsed(name: str, value: Any) -> Any:
     """The dictionary that a JSON string contains; other values are not changed."""
-    if not isinstance(value, str) or not value.strip().startswith("{"):
+    if not isinstance(value, str) or not value.strip().startswith(("{", "[")):
         return value
     try:
         return json.loads(value)
     except json.JSONDecodeError as error:
         raise ValueError(f"{name}={value} is not valid JSON: {error}.") from None
+
+
+def _layers(name: str, value: Any) -> list[int]:
+    """Checks a list of layers, and sorts it."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not value or not all(type(layer) is int and layer >= 0 for layer in value):
+        raise ValueError(f"{name} must be a list of layers from 0, got {value!r}.")
+    if len(set(value)) < len(value):
+        raise ValueError(f"{name} must be unique, got {list(value)}.")
+    return sorted(value)
 
 
 @dataclass
@@ -71,6 +81,13 @@ class HeadwiseArguments:
             loss becomes `(1 − w) · task loss + w · distillation loss`, see [`logit_distillation_loss`]; 1 for no task
             loss. The attention of a teacher is a part of the guidance loss.
         distillation_temperature (`float`, defaults to 2): Temperature by which the logits are divided.
+        hidden_distillation_weight (`float`, defaults to 0): β, the weight of the hidden states of a teacher with the
+            same hidden size, whose loss is added, see [`hidden_distillation_loss`]. The layers of the student are
+            matched to those of the teacher in each step (CoFi, Xia et al. 2022).
+        hidden_distillation_layers (`list[int]` or `dict[str, list[int]]`, *optional*): Layers of the teacher that are
+            learned, counted from 0; by stack for an encoder–decoder, `{"encoder": [2, 5], "decoder": [5]}`. A string
+            may list them, `"2,5"`, or be JSON. By default every k-th with k = ⌈layers / 4⌉, down from the last: 2, 5,
+            8 and 11 of twelve layers, as in CoFi.
         freeze_decoder (`bool`, *optional*): Train the encoder only. By default, runs with `gate_penalty` or
             `target_heads` do so if only the encoder of an encoder–decoder has gates.
         layer_rate_decay (`float`, defaults to 1): Factor of the learning rate between successive layers, from the last
@@ -121,6 +138,17 @@ class HeadwiseArguments:
     )
     distillation_temperature: float = field(
         default=2.0, metadata={"help": "Temperature by which the logits of student and teacher are divided."}
+    )
+    hidden_distillation_weight: float = field(
+        default=0.0, metadata={"help": "Weight of the hidden states of a teacher, added to the loss."}
+    )
+    # HfArgumentParser reads flags of a union as its second type.
+    hidden_distillation_layers: dict[str, list[int]] | str | list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Layers of the teacher whose hidden states are learned, from 0, such as 2,5,8,11; or JSON by "
+            "stack, encoder and decoder."
+        },
     )
     freeze_decoder: bool | None = field(
         default=None, metadata={"help": "Train the encoder only; by default if only the encoder is pruned."}
@@ -180,10 +208,31 @@ class HeadwiseArguments:
             raise ValueError(
                 f"distillation_temperature={self.distillation_temperature} needs a distillation_weight above 0."
             )
+        self._check_hidden_states()
         if not 0 < self.layer_rate_decay <= 1:
             raise ValueError(f"layer_rate_decay must be above 0 and at most 1, got {self.layer_rate_decay}.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and below 1, got {self.ema_decay}.")
+
+    def _check_hidden_states(self):
+        weight, layers = self.hidden_distillation_weight, self.hidden_distillation_layers
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"hidden_distillation_weight must be finite and at least 0, got {weight}.")
+        if layers is None:
+            return
+        if not weight:
+            raise ValueError(f"hidden_distillation_layers={layers} needs a hidden_distillation_weight above 0.")
+        name = "hidden_distillation_layers"
+        if isinstance(layers, str):
+            layers = _parsed(name, layers if layers.strip().startswith(("{", "[")) else f"[{layers}]")
+        if isinstance(layers, Mapping):
+            if not layers or not set(layers) <= {"encoder", "decoder"}:
+                raise ValueError(f"{name} must name encoder or decoder, got {layers!r}.")
+            self.hidden_distillation_layers = {
+                kind: _layers(f"{name} of the {kind}", own) for kind, own in layers.items()
+            }
+        else:
+            self.hidden_distillation_layers = _layers(name, layers)
 
     def _check_schedules(self):
         name = "guidance_hold_steps"

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
-"""Learning from a teacher: its attention (KL, squared distance, MiniLM's relations) and its logits."""
+"""Learning from a teacher: its attention (KL, squared distance, MiniLM's relations), logits and hidden states."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -19,6 +19,7 @@ from ..models.head_settings import GuidanceSettings
 from ..models.head_sites import HeadSite, by_kind, kinds_of
 from ..models.precision import at_least_single
 from ..models.teacher_settings import RELATIONS, TeacherSettings
+from .hidden_distillation import check_hidden_states, hidden_states_of
 
 
 class TeacherOutput(NamedTuple):
@@ -27,10 +28,13 @@ class TeacherOutput(NamedTuple):
     Attributes:
         attention (`dict[HeadSite, AttentionInputs]`): Inputs of the teacher's layer, by layer of the student.
         logits (`torch.Tensor`, *optional*): Logits of the teacher.
+        hidden_states (`dict[str, tuple]`, *optional*): Embeddings and outputs of the layers by stack, `encoder` or
+            `decoder`; `None` for layers that are not learned.
     """
 
     attention: dict[HeadSite, AttentionInputs]
     logits: torch.Tensor | None
+    hidden_states: dict[str, tuple[torch.Tensor | None, ...]] | None = None
 
 
 class Teacher:
@@ -42,10 +46,12 @@ class Teacher:
         student (`PreTrainedModel`): The student, headwise or not; heads of both may have been removed.
         settings (`dict[str, TeacherSettings]`, *optional*): What is learned, by kind of site. Defaults to
             `guidance["teacher"]` of the student, if it is headwise.
+        hidden_layers (`dict[str, list[int]]`, *optional*): Layers whose hidden states are learned, by stack,
+            `encoder` or `decoder`, such as `{"encoder": [2, 5]}`.
 
     Raises:
         ValueError: if the teacher has other tokens than the student, lacks a layer or head that is named, or its
-            vectors cannot be split into the relation heads.
+            vectors cannot be split into the relation heads; or, for hidden states, another hidden size.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -61,14 +67,21 @@ class Teacher:
     """
 
     def __init__(
-        self, model: PreTrainedModel, student: PreTrainedModel, settings: Mapping[str, TeacherSettings] | None = None
+        self,
+        model: PreTrainedModel,
+        student: PreTrainedModel,
+        settings: Mapping[str, TeacherSettings] | None = None,
+        hidden_layers: Mapping[str, Sequence[int]] | None = None,
     ):
         check_is_model(model)
         if settings is None:
             found = student.head_settings.guidance.items() if hasattr(student, "head_settings") else ()
             settings = {kind: one.taught for kind, one in found if one.taught is not None}
         self.model, self.settings = unwrapped(model), dict(settings)
+        self.hidden_layers = dict(hidden_layers or {})
         _check_vocabulary(self.model, student)
+        if self.hidden_layers:
+            check_hidden_states(self.model, student)
         self._site_of = {
             HeadSite(kind, own): HeadSite(kind, other)
             for kind, one in self.settings.items()
@@ -118,13 +131,23 @@ class Teacher:
                 out. An encoder–decoder needs the decoder's input.
         """
         _check_length(self.model, batch)
+        options = {"output_hidden_states": True} if self.hidden_layers else {}
         if self._reader is None:
-            arguments = unlabelled_arguments(self.model, batch)
+            arguments = {**unlabelled_arguments(self.model, batch), **options}
             outputs, found = evaluation_view(self.model).root(**arguments, return_dict=True), {}
         else:
-            outputs, found = self._reader(batch)
+            outputs, found = self._reader(batch, **options)
         attention = {own: found[other] for own, other in self._site_of.items()}
-        return TeacherOutput(attention, outputs.get("logits"))
+        return TeacherOutput(attention, outputs.get("logits"), self._learned_states(outputs))
+
+    def _learned_states(self, outputs: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor | None, ...]] | None:
+        """Hidden states of the layers that are learned; all others can be freed."""
+        if not self.hidden_layers:
+            return None
+        return {
+            kind: tuple(state if place - 1 in self.hidden_layers[kind] else None for place, state in enumerate(states))
+            for kind, states in hidden_states_of(self.model, outputs, self.hidden_layers).items()
+        }
 
 
 def check_is_model(teacher: Any) -> None:

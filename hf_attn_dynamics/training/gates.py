@@ -12,8 +12,10 @@ from transformers import PreTrainedModel
 
 from .._files import read_json, write_text
 from ..analysis.notebook import html_table
-from ..models.head_gates import HardConcreteGate, settle_gates
+from ..models.hard_concrete import HardConcreteGate
+from ..models.head_gates import gates_of
 from ..models.head_sites import HeadSite
+from ..models.settled_gates import settle_gates
 from .resumable_callback import LastStepCallback, ResumableCallback
 from .schedules import target_heads_at
 
@@ -26,26 +28,32 @@ logger = logging.getLogger(__name__)
 STILL = 0.05  # largest change of φ that counts as no change
 
 
-def gate_noise(gates: dict[HeadSite, HardConcreteGate], seed: int, step: int) -> torch.Tensor:
+def gate_noise(
+    gates: dict[HeadSite, HardConcreteGate],
+    seed: int,
+    step: int,
+    unit_gates: dict[HeadSite, HardConcreteGate] | None = None,
+) -> torch.Tensor:
     """Uniform random numbers for all gates in one optimizer step, the same in all processes and micro-batches.
 
     Args:
         gates (`dict[HeadSite, HardConcreteGate]`): See `head_gates()` of the model.
         seed, step (`int`): Determine the numbers.
+        unit_gates (`dict[HeadSite, HardConcreteGate]`, *optional*): See `unit_gates()` of the model.
 
     Returns:
         `torch.Tensor` of shape `(gates,)`: for the argument `gate_noise` of the forward pass.
     """
-    number = sum(len(gate.log_alpha) for gate in gates.values())
+    number = sum(gate.num_gates for gate in (*gates.values(), *(unit_gates or {}).values()))
     return torch.from_numpy(np.random.default_rng([seed, step]).random(number, dtype=np.float32))
 
 
 @torch.no_grad()
-def open_heads(gates: dict[HeadSite, HardConcreteGate]) -> dict[str, torch.Tensor]:
-    """Expected number of open heads at each kind of site, scalars."""
+def expected_open(gates: dict[HeadSite, HardConcreteGate]) -> dict[str, torch.Tensor]:
+    """Expected number of open heads or units at each kind of site, scalars."""
     expected: dict[str, torch.Tensor] = {}
     for site, gate in gates.items():
-        expected[site.kind] = expected.get(site.kind, 0.0) + gate.expected_open_heads()
+        expected[site.kind] = expected.get(site.kind, 0.0) + gate.expected_open()
     return expected
 
 
@@ -81,10 +89,10 @@ class TargetHeads(ResumableCallback):
     def step(self, gates: dict[HeadSite, HardConcreteGate], step: int, max_steps: int) -> torch.Tensor:
         """Coefficient of the gate penalty at this step, a tensor on the device; call once per optimizer step."""
         with torch.no_grad():
-            counted = sum(torch.sigmoid(2 * (gate.locations() - gate.threshold)).sum() for gate in gates.values())
+            counted = sum(_product(*gate.approximate_counts()) for gate in gates.values())
         planned = target_heads_at(step, max_steps, self.total, self.target, self.warmup)
         # Heads may have been removed during the run.
-        excess = counted - min(planned, sum(gate.num_heads for gate in gates.values()))
+        excess = counted - min(planned, sum(gate.num_elements for gate in gates.values()))
         weight = self.multiplier + 100 * self.rate * excess
         self.multiplier = self.multiplier + self.rate * excess
         return weight

@@ -16,7 +16,6 @@ from ..analysis.head_scores import HeadScores, tabulate
 from ..analysis.head_timeline import HeadTimeline
 from ..analysis.observers.base import Observer, tell_tokenizer
 from ..analysis.observers.observation import observe
-from ..models.head_gates import expected_open_heads
 from ..models.head_roles import locate_heads
 from .random_state import random_state_kept
 from .resumable_callback import LastStepCallback
@@ -186,11 +185,7 @@ def gate_scores(model: PreTrainedModel) -> dict[str, HeadScores]:
     gates = model.head_gates() if hasattr(model, "head_gates") else {}
     if not gates:
         return {}
-    open_probability = {
-        # The last dimension has a single gate.
-        site: expected_open_heads(gate.locations()[:, None], gate.settings.temperature, gate.settings.limits)
-        for site, gate in gates.items()
-    }
+    open_probability = {site: gate.open_probabilities() for site, gate in gates.items()}
     settled = {site: gate.settled() for site, gate in gates.items()}
     layers = locate_heads(model)
     return {GATE_OPEN: tabulate(layers, open_probability), GATE: tabulate(layers, settled)}

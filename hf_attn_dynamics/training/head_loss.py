@@ -17,6 +17,7 @@ from ..models.token_mask import num_sentences
 from .distillation import TeacherOutput
 from .gates import gate_noise
 from .head_plan import HeadPlan, HeadStep, LossWindow
+from .hidden_distillation import count_tokens
 from .label_evaluation import LabelEvaluationMixin
 from .label_watch import LabelWatch, TargetWatch
 from .teaching import TeacherMixin
@@ -78,6 +79,11 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
             return [], None
         self._window.begin_step(self.state.global_step)
         self._step = HeadStep(self._counts_of_step(samples, device))
+        if self._hidden is not None:
+            if not self._hidden.distances:
+                self._rehearsed(samples, num_items)
+                self._hidden.finish_step()
+            self._hidden.begin_step(self._plain_model)
         if self.is_guided:
             if self.initial_guidance_weight is None:
                 self.initial_guidance_weight = self._balanced_weight(samples, num_items)
@@ -122,7 +128,10 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         # `compute_loss` of a subclass may rename columns later.
         renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
         rows = model.count_guided_rows({**batch, **renamed}) if self.is_guided else {}
-        return {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: num_sentences(batch)}
+        counts = {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: num_sentences(batch)}
+        if self._hidden is not None:
+            counts |= count_tokens(model, {**batch, **renamed}, self._hidden.stacks)
+        return counts
 
     @property
     def _summed_processes(self) -> int:
@@ -189,6 +198,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         # With the logits of a teacher, the head losses are added to what becomes of the task loss.
         weights = _requests(step) if self._distillation_weight else step.weights
         arguments = {**inputs, **weights, **step.noise, **_attention(lesson, step), "return_dict": True}
+        arguments |= self._hidden_request
         if step.counts_hits:
             arguments["output_guided_hits"] = True
         loss, outputs = super().compute_loss(model, arguments, True, counts)
@@ -204,6 +214,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
             by_name = {name: one * processes for name, one in (outputs.get("guidance_losses") or {}).items()}
             loss = add_head_losses(loss, {**parts, "guidance_losses": by_name}, **step.weights)
             parts["distillation_loss"] = distilled
+        loss = self._with_hidden_states(loss, outputs, lesson, inputs, counts, step, parts)
         return loss, outputs, parts
 
     def _loss_with_heads(
@@ -212,7 +223,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         """The same for a loss that the trainer computes, to which head losses are added."""
         counts, weights, lesson = self._counts_for(inputs, step), step.weights, self._lesson(inputs)
         arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **_requests(step)}
-        arguments |= {**_attention(lesson, step), "return_dict": True}
+        arguments |= {**_attention(lesson, step), **self._hidden_request, "return_dict": True}
         if self.is_guided and self._plain_model.target_columns:
             arguments |= {"guidance_counts": counts, "output_guided_hits": step.counts_hits}
         if not self._has_own_loss:
@@ -244,7 +255,36 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
                 loss, seen[0], lesson, inputs, counts, processes
             )
         loss = add_head_losses(loss, {**parts, "guidance_losses": by_name}, **weights)
+        loss = self._with_hidden_states(loss, seen[0], lesson, inputs, counts, step, named)
         return loss, outputs, named
+
+    @property
+    def _hidden_request(self) -> dict[str, bool]:
+        """Arguments that request the hidden states of the student, if they are learned."""
+        return {} if self._hidden is None else {"output_hidden_states": True}
+
+    def _with_hidden_states(
+        self,
+        loss: torch.Tensor,
+        outputs: Any,
+        lesson: TeacherOutput | None,
+        inputs: dict,
+        counts: dict[str, torch.Tensor],
+        step: HeadStep,
+        parts: dict[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """The loss of a micro-batch with that of the hidden states, which becomes one of its parts."""
+        if self._hidden is None:
+            return loss
+        within = step is self._step
+        # Rehearsals of other losses are not a part of the step.
+        is_measured = within and (step.rehearsed is None or not self._hidden.distances)
+        is_alone = not within or not self._hidden.distances
+        hidden = self._hidden.loss(
+            self._plain_model, outputs, lesson.hidden_states, inputs, counts, is_alone, is_measured
+        )
+        parts["hidden_distillation_loss"] = hidden = hidden * self._summed_processes
+        return loss + self._argument("hidden_distillation_weight") * hidden.to(loss.device)
 
     def _counts_for(self, inputs: dict, step: HeadStep) -> dict[str, torch.Tensor]:
         """Counts of the whole accumulated batch.
@@ -267,20 +307,10 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
     @torch.no_grad()
     def _balanced_weight(self, samples: list[dict], num_items_in_batch) -> float:
         """α_0 that balances both losses on the first batch, in evaluation mode, without using random numbers."""
-        self.model.eval()
-        self._step.rehearsed, self._step.guidance_weight = [], 1.0
-        for number, batch in enumerate(samples, 1):
-            batch = prepared_batch(self, batch)
-            # The method of a subclass, which may change the batch.
-            self.compute_loss(self.model, batch, num_items_in_batch=num_items_in_batch)
-            if len(self._step.rehearsed) < number:
-                # The subclass does not call this class.
-                HeadLossMixin.compute_loss(self, self.model, batch, num_items_in_batch=num_items_in_batch)
+        self._step.guidance_weight = 1.0
         sums = torch.zeros(2, device=self.args.device)
-        for parts in self._step.rehearsed:
+        for parts in self._rehearsed(samples, num_items_in_batch):
             sums += torch.stack([parts["task_loss"].float(), parts["guidance_loss"].float()])
-        self._step.rehearsed = None
-        self.model.train()
         task_loss, guidance_loss = self.accelerator.reduce(sums, "mean").tolist()
         if not (guidance_loss > 0 and 0 < task_loss < math.inf):
             raise ValueError(
@@ -288,6 +318,22 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
                 "the first batch, which cannot be balanced; set guidance_weight to a number."
             )
         return task_loss / guidance_loss
+
+    @torch.no_grad()
+    def _rehearsed(self, samples: list[dict], num_items_in_batch) -> list[dict[str, torch.Tensor]]:
+        """Parts of the loss of each micro-batch by name, in evaluation mode, without using random numbers."""
+        self.model.eval()
+        self._step.rehearsed = rehearsed = []
+        for number, batch in enumerate(samples, 1):
+            batch = prepared_batch(self, batch)
+            # The method of a subclass, which may change the batch.
+            self.compute_loss(self.model, batch, num_items_in_batch=num_items_in_batch)
+            if len(rehearsed) < number:
+                # The subclass does not call this class.
+                HeadLossMixin.compute_loss(self, self.model, batch, num_items_in_batch=num_items_in_batch)
+        self._step.rehearsed = None
+        self.model.train()
+        return rehearsed
 
 
 def _requests(step: HeadStep) -> dict[str, bool]:

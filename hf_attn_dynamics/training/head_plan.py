@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
-from ..models.head_gates import HardConcreteGate
+from ..models.hard_concrete import HardConcreteGate
 from ..models.head_sites import HeadSite
 from .gates import GateWatch, TargetHeads
 from .schedules import GuidanceSchedules

@@ -84,7 +84,7 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     reads = (
         "guidance_weight", "guidance_schedule", "guidance_hold_steps", "gate_penalty", "target_heads",
         "target_warmup", "target_learning_rate", "gate_learning_rate", "distillation_weight",
-        "distillation_temperature",
+        "distillation_temperature", "hidden_distillation_weight", "hidden_distillation_layers",
     )  # fmt: skip
 
     def __init__(self, *args, **kwargs):

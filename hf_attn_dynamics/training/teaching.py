@@ -1,14 +1,18 @@
 # Licensed under the Apache License, Version 2.0.
 """A trainer with a teacher: the arguments and the loss that a student gets from it."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..analysis.running import unwrapped
+from ..models.head_gates import remove_gates
 from ..models.head_losses import labelled_rows
 from .distillation import Teacher, TeacherOutput, check_is_model, check_tokenizers, logit_distillation_loss
+from .hidden_distillation import HiddenMatching, check_hidden_states, checked_layers, stacks_of
 from .training_hooks import TrainingHooksMixin
 
 
@@ -16,37 +20,52 @@ class TeacherMixin(TrainingHooksMixin):
     """A trainer whose headwise model may learn from a teacher, see [`HeadwiseTrainerMixin`].
 
     Args:
-        teacher (`PreTrainedModel`, *optional*): Any model that reads the same tokens. It is moved to the device of the
-            trainer, runs in evaluation mode without gradients, and is neither trained nor saved.
+        teacher (`PreTrainedModel` or `str`, *optional*): Any model that reads the same tokens. It is moved to the
+            device of the trainer, runs in evaluation mode without gradients, and is neither trained nor saved.
+            `"self"` stands for a copy of the model as the trainer gets it, without gates.
     """
 
-    def __init__(self, *args, teacher: PreTrainedModel | None = None, **kwargs):
+    def __init__(self, *args, teacher: PreTrainedModel | str | None = None, **kwargs):
         self.teacher = teacher
         self._teacher: Teacher | None = None  # in a training with a teacher
+        self._hidden: HiddenMatching | None = None  # in a training with hidden states of a teacher
         super().__init__(*args, **kwargs)
+
+    @property
+    def hidden_pairs(self) -> dict[str, dict[int, int]]:
+        """Layers that learn the hidden states of layers of the teacher in the current step, by stack."""
+        return {} if self._hidden is None else self._hidden.pairs
 
     def _read_teacher(self) -> None:
         """Checks the teacher against model and arguments."""
         model, weight = self._plain_model, self._argument("distillation_weight")
+        hidden_weight = self._argument("hidden_distillation_weight")
         is_headwise = hasattr(model, "head_settings")
         learns_attention = is_headwise and model.head_settings.is_taught and self._argument("guidance_weight") != 0
         self._teacher = None
+        if self._hidden is not None:
+            self.remove_callback(self._hidden)
+            self._hidden = None
         if self.teacher is None:
-            if learns_attention or weight:
-                given = "guidance['teacher']" if learns_attention else f"distillation_weight={weight}"
+            if learns_attention or weight or hidden_weight:
+                given = f"distillation_weight={weight}" if weight else f"hidden_distillation_weight={hidden_weight}"
+                given = "guidance['teacher']" if learns_attention else given
                 raise ValueError(
                     f"{given} needs a teacher: pass {type(self).__name__}(…, teacher=model), or leave it out."
                 )
             return
+        if isinstance(self.teacher, str) and self.teacher == "self":
+            self.teacher = _copy_without_gates(model)
         check_is_model(self.teacher)
         if not is_headwise:
             raise ValueError(
                 f"only headwise models learn from a teacher, got {type(model).__name__}: load it as a headwise model."
             )
-        if not (learns_attention or weight):
+        if not (learns_attention or weight or hidden_weight):
             raise ValueError(
                 "teacher is given, but nothing is learned from it: build the model with "
-                'guidance={"teacher": {"layers": {0: 0}}}, for instance, set distillation_weight, or leave it out.'
+                'guidance={"teacher": {"layers": {0: 0}}}, for instance, set distillation_weight or '
+                "hidden_distillation_weight, or leave it out."
             )
         if any(term.made for term in model.loss_terms):
             raise ValueError(
@@ -58,7 +77,25 @@ class TeacherMixin(TrainingHooksMixin):
         self._check_tokenizer()
         if not hasattr(self.teacher, "hf_device_map"):
             self.teacher.to(self.args.device)
-        self._teacher = Teacher(self.teacher, model, None if learns_attention else {})
+        layers = self._hidden_layers(model) if hidden_weight else None
+        self._teacher = Teacher(self.teacher, model, None if learns_attention else {}, layers)
+        if layers is not None:
+            self._hidden = HiddenMatching(layers, self._sum_of_processes)
+            self.add_callback(self._hidden)
+
+    def _hidden_layers(self, model: PreTrainedModel) -> dict[str, list[int]]:
+        """Layers of the teacher whose hidden states are learned, by stack."""
+        if (self.args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise ValueError(
+                "hidden_distillation_weight needs gradients of hidden states, which reentrant checkpointing does not "
+                'compute: set activation_checkpointing_kwargs={"use_reentrant": False}.'
+            )
+        check_hidden_states(unwrapped(self.teacher), model)
+        return checked_layers(unwrapped(self.teacher), stacks_of(model), self._argument("hidden_distillation_layers"))
+
+    def _sum_of_processes(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums parts of means over processes: their mean if each process divides by counts of its own."""
+        return self.accelerator.reduce(values, "mean") * self._summed_processes
 
     def _check_tokenizer(self) -> None:
         """Compares the tokenizer of the trainer with the one in the folder of the teacher, where there are both."""
@@ -110,6 +147,14 @@ class TeacherMixin(TrainingHooksMixin):
         )
         loss = loss * processes
         return (1 - weight) * task_loss + weight * loss.to(task_loss.device), loss
+
+
+def _copy_without_gates(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model with all of its remaining heads and units."""
+    teacher = copy.deepcopy(model)
+    if getattr(teacher.config, "gates", None) is not None:
+        remove_gates(teacher)
+    return teacher.requires_grad_(False)
 
 
 def _check_logits(model: PreTrainedModel) -> None:

@@ -2,12 +2,13 @@
 """Checks of trainer arguments."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 from transformers import TrainingArguments
 
-from ..models.head_gates import HardConcreteGate
+from ..models.hard_concrete import HardConcreteGate
 from ..models.head_settings import target_columns
 from .arguments import HeadwiseArguments
 from .collators import GuidanceCollator
@@ -60,10 +61,10 @@ def check_read(args: TrainingArguments, trainer_class: type) -> None:
             )
 
 
-def check_gates_of_adapter(model: nn.Module, gates: dict) -> None:
+def check_gates_of_adapter(model: nn.Module, gates: Iterable[nn.Module]) -> None:
     """Raises ValueError for trained gates that checkpoints of a PEFT adapter would not contain."""
     if hasattr(model, "peft_config") and any(
-        isinstance(gate, HardConcreteGate) and gate.log_alpha.requires_grad for gate in gates.values()
+        isinstance(gate, HardConcreteGate) and any(p.requires_grad for p in gate.parameters()) for gate in gates
     ):
         raise ValueError(
             f"gates of {type(model).__name__} are trained, but checkpoints of its adapter would not contain them: add "

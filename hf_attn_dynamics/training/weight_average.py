@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import Trainer, TrainerCallback
 
+from ..models.head_gates import gates_of
 from ..models.precision import at_least_single
 from .prunable_trainer import PrunableMixin
 from .resumed_training import ResumedTrainingMixin
@@ -129,8 +130,7 @@ class WeightAverageMixin(ResumedTrainingMixin):
     def _averaged_parameters(self) -> dict[str, nn.Parameter]:
         model = self._plain_model
         # Gates follow their own schedule until the last step.
-        gates = model.head_gates() if hasattr(model, "head_gates") else {}
-        left_out = {id(gate.log_alpha) for gate in gates.values()}
+        left_out = {id(parameter) for gate in gates_of(model) for parameter in gate.parameters()}
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad and id(p) not in left_out}
         if not trained:
             raise ValueError(

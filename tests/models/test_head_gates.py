@@ -6,13 +6,10 @@ import torch
 from tiny_models import padded_batch, ragged_sentences, tiny_config
 
 import hf_attn_dynamics as had
-from hf_attn_dynamics.models.head_gates import (
-    HardConcreteGate,
-    expected_open_heads,
-    gate_penalty,
-    settle_gates,
-)
+from hf_attn_dynamics.models.hard_concrete import HardConcreteGate, expected_open_heads
+from hf_attn_dynamics.models.head_gates import gate_penalty
 from hf_attn_dynamics.models.head_settings import GateSettings
+from hf_attn_dynamics.models.settled_gates import settle_gates
 
 
 def gate(log_alpha, **settings):

@@ -13,7 +13,7 @@ from hf_attn_dynamics import (
     HeadwiseTrainingArguments,
     prune_closed_gates,
 )
-from hf_attn_dynamics.models.head_gates import HardConcreteGate
+from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
 from hf_attn_dynamics.training.gates import gate_noise
 
 

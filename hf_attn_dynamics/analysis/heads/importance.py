@@ -5,18 +5,16 @@ All functions return [`HeadScores`], which `retain_heads` accepts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ...models.head_losses import LossTerm, loss_terms_of, mean_loss, sentence_losses
-from ...models.head_roles import HeadLayer, locate_heads
+from ...models.head_roles import locate_heads
 from ..head_scores import HeadScores, tabulate
-from ..model_views import evaluation_view
-from ..running import batches_of, real_tokens
+from ..model_parts import parts_of_model, tables_of_parts
+from .mask_gradients import mean_sensitivities
 
 
 def head_importance(
@@ -64,47 +62,9 @@ def head_importance(
     """
     if normalize not in (None, "l2"):
         raise ValueError(f"normalize must be 'l2' or None, got {normalize!r}.")
-    layers = locate_heads(model)
-    present = [layer for layer in layers if layer.heads]
-    sums = {layer.site: torch.zeros(len(layer.heads), dtype=torch.float64) for layer in layers}
-    tokens = dict.fromkeys(sums, 0)
-    summed_loss = loss or _SummedLoss(model)
-    contexts: list[tuple[HeadLayer, torch.Tensor]] = []
-    view = evaluation_view(model)
-    for layer in present:
-        view.edit_outputs(layer, partial(_keep_context, layer, contexts))
-    try:
-        with torch.enable_grad():
-            for number, batch in batches_of(data, model, "importance", progress):
-                contexts.clear()
-                outputs = view.root(**batch, return_dict=True)
-                total = summed_loss(outputs, batch)
-                if not contexts:
-                    continue
-                if total.dim() or not total.requires_grad:
-                    raise ValueError(
-                        f"loss must return a scalar that can be differentiated, got shape {tuple(total.shape)}, "
-                        f"requires_grad={total.requires_grad} (batch {number})."
-                    )
-                if not total.isfinite():
-                    raise ValueError(f"the loss of batch {number} is {total.item()}; importance needs a finite loss.")
-                gradients = torch.autograd.grad(total, [context for _, context in contexts], allow_unused=True)
-                seen = set()
-                for (layer, context), gradient in zip(contexts, gradients):
-                    real = real_tokens(model, layer.site.kind, batch, context.shape[:2], context.device)
-                    if layer.site not in seen:
-                        tokens[layer.site] += int(real.sum())
-                        seen.add(layer.site)
-                    if gradient is not None:
-                        sums[layer.site] += _sensitivity(context, gradient)[real].sum(0).cpu().double()
-    finally:
-        contexts.clear()
-    if not getattr(summed_loss, "has_labels", True):
-        raise ValueError("data has no labels: all are ignored; give labels other than -100.")
-    for layer in present:
-        if not tokens[layer.site]:
-            raise ValueError(f"data has no token for the {layer.site}; check the inputs and their attention masks.")
-    scores = tabulate(layers, {site: total / max(tokens[site], 1) for site, total in sums.items()})
+    parts = parts_of_model(model, ["heads"])
+    means = mean_sensitivities(model, data, parts, loss, "importance", progress)
+    scores = HeadScores(tables_of_parts(parts, means))
     return scores.normalized() if normalize else scores
 
 
@@ -154,74 +114,3 @@ def gate_importance(model: PreTrainedModel) -> HeadScores:
         if site.kind in kinds
     }
     return tabulate(layers, values)
-
-
-def _keep_context(layer: HeadLayer, contexts: list, context: torch.Tensor) -> torch.Tensor:
-    """Records the head outputs of a layer as part of the autograd graph."""
-    if context.dim() != 4:
-        raise ValueError(
-            f"the {layer.site.kind} attention in {layer.name} gives contexts of shape {tuple(context.shape)}, not "
-            "(batch, length, heads, head_dim); choose attn_implementation='sdpa'."
-        )
-    if not context.requires_grad:
-        # All earlier parameters are frozen: the graph starts here.
-        context = context.detach().requires_grad_()
-    contexts.append((layer, context))
-    return context
-
-
-def _sensitivity(context: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """|⟨context_h, ∂L/∂context_h⟩| by position and head, `(batch, length, heads)`, at least float32."""
-    dtype = torch.promote_types(context.dtype, torch.float32)
-    return (context.detach().to(dtype) * gradient.to(dtype)).sum(-1).abs()
-
-
-class _SummedLoss:
-    """Sum of a model's own losses over the labels of a batch; their mean would depend on batching.
-
-    Attributes:
-        has_labels (`bool`): Whether any label so far was not ignored.
-    """
-
-    def __init__(self, model: PreTrainedModel):
-        self.model = model
-        self.terms = _terms_of(model)
-        self.has_labels = False
-
-    def __call__(self, outputs: ModelOutput, batch: dict) -> torch.Tensor:
-        own = outputs.get("loss")
-        losses = sentence_losses(self.terms, self.model.config, outputs, batch)
-        if own is None or not losses:
-            columns = [term.labels for term in self.terms if not term.made] or ["labels"]
-            if own is not None:
-                raise _unknown_loss(self.model)
-            raise ValueError(
-                f"{type(self.model).__name__} returns no loss: each batch needs {' or '.join(map(repr, columns))}, or "
-                "pass loss=lambda outputs, batch: …, which returns the sum of the losses of a batch."
-            )
-        mean = mean_loss(losses)
-        if all(bool(counts.any()) for _, counts in losses.values()) and not _is_close(own, mean):
-            raise _unknown_loss(self.model)
-        self.has_labels = self.has_labels or any(bool(counts.any()) for _, counts in losses.values())
-        return sum(term.weight * sums.sum() for term, (sums, _) in losses.items())
-
-
-def _terms_of(model: PreTrainedModel) -> tuple[LossTerm, ...]:
-    """Loss terms of a headwise model or of a class of Transformers; empty for other classes."""
-    if hasattr(model, "loss_terms"):
-        return model.loss_terms
-    is_stock = type(model).forward.__module__.startswith("transformers.models.")
-    return loss_terms_of(type(model)) if is_stock else ()
-
-
-def _is_close(own: torch.Tensor, mean: torch.Tensor) -> bool:
-    """Whether the loss that a model returned equals the mean expected of its class, up to rounding."""
-    tolerance = 1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2
-    return abs(float(own.detach()) - float(mean.detach())) <= tolerance * max(1, abs(float(own.detach())))
-
-
-def _unknown_loss(model: PreTrainedModel) -> ValueError:
-    return ValueError(
-        f"the reduction of the loss of {type(model).__name__} is unknown; pass loss=lambda outputs, batch: …, which "
-        "returns the sum of the losses of a batch."
-    )

@@ -363,7 +363,7 @@ def plot_gates(
         ValueError: if there is nothing to draw, or a kind of site is unknown.
     """
     # Imported here: models are slow to import, and most pictures do not need them.
-    from ...models.head_gates import expected_open_heads
+    from ...models.hard_concrete import expected_open_heads
 
     kinds = _known_kinds(set(log_alpha), "log_alpha")
     if threshold is None:

@@ -16,7 +16,7 @@ from hf_attn_dynamics.analysis.plots.base import (
     plot_pruning_curve,
 )
 from hf_attn_dynamics.analysis.plots.figures import SITE_COLOURS
-from hf_attn_dynamics.models.head_gates import HardConcreteGate
+from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
 from hf_attn_dynamics.models.head_settings import GateSettings
 from hf_attn_dynamics.recipes.curves import drawn_log
 from hf_attn_dynamics.recipes.sweep_plots import plot_heat_maps

@@ -1,0 +1,168 @@
+"""`prune_heads --target_speedup`: heads, units and blocks are removed until a speed-up is reached."""
+
+import csv
+import dataclasses
+import json
+
+import pytest
+import torch
+from documented import undocumented
+from huggingface_hub import ModelCard
+from recipe_runs import Recipe
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from hf_attn_dynamics import CostTable, count_flops_table
+from hf_attn_dynamics.models.head_roles import locate_heads
+from hf_attn_dynamics.models.unit_roles import locate_units
+from hf_attn_dynamics.recipes import prune_heads
+
+
+RECIPE = Recipe(
+    "prune_heads",
+    num_hidden_layers=2,
+    hidden_size=16,
+    num_attention_heads=4,
+    vocab_size=290,
+    max_length=16,
+    num_train_epochs=1,
+    per_device_train_batch_size=8,
+    logging_steps=2,
+    importance_examples=16,
+    latency_batch=2,
+)
+
+
+def as_seconds(model, batch, length, device=None, progress=True):
+    """Stands for the measured table: a second for each FLOP, since times of tiny models are noise."""
+    return dataclasses.replace(count_flops_table(model, batch, length), quantity="seconds")
+
+
+@pytest.fixture(scope="module")
+def timed():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prune_heads, "measure_latency_table", as_seconds)
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Sentences about cats and dogs."""
+    folder = tmp_path_factory.mktemp("text")
+    rows = [(f"the {animal} number {i} sat here", animal) for i in range(16) for animal in ("cat", "dog")]
+    for name, part in (("train", rows), ("validation", rows[::-1][:12])):
+        lines = [f"{sentence}\t{label}" for sentence, label in part]
+        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+    return {"train_file": folder / "train.tsv", "validation_file": folder / "validation.tsv"}
+
+
+TAUGHT = {"distillation_weight": 0.5, "hidden_distillation_weight": 0.1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, text, timed):
+    folder = tmp_path_factory.mktemp("runs") / "faster"
+    summary = RECIPE.run(folder, **text, **TAUGHT, target_speedup="1.5 2.5", latency_shapes="1x8", from_scratch="true")
+    return folder, summary
+
+
+def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
+    folder, summary = finished
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert undocumented(prune_heads, summary) == set()
+    assert summary["target_speedup"] == [1.5, 2.5]
+    assert (summary["heads_total"], summary["units_total"]) == (8, 128)
+    assert summary["largest_speedup_blocks"] > 2.5 or summary["largest_speedup_all"] > 2.5
+
+
+def test_every_way_reaches_every_target(finished):
+    folder, summary = finished
+    rows = [(row["method"], row["target"]) for row in summary["rows"]]
+    ways = ("gates", "fisher", "random", "from scratch")
+    assert rows == [(way, target) for way in ways for target in (1.5, 2.5)]
+    for row in summary["rows"]:
+        assert row["predicted_speedup"] >= row["target"] - 1e-9
+        # Not much further than asked for: the smallest part is a unit or a head.
+        assert row["predicted_speedup"] < 1.35 * row["target"]
+        assert row["speedup"] > 0
+        assert row["speedup_1x8"] > 0
+        assert ("accuracy_untrained" in row) == (row["method"] in ("fisher", "random"))
+    with open(folder / "curve.csv") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["method"], float(row["target"])) for row in table] == [("dense", 1.0), *rows]
+    for picture in ("curve", "parts", "gates", "gate_history"):
+        for suffix in (".png", ".svg"):
+            assert (folder / (picture + suffix)).stat().st_size
+
+
+def test_the_saved_models_are_those_that_were_measured(finished):
+    folder, summary = finished
+    table = CostTable.load(folder / "latency_table.json")
+    for name, target in (("model-1.5x", 1.5), ("model-2.5x", 2.5)):
+        model = AutoModelForSequenceClassification.from_pretrained(folder / name)
+        row = next(row for row in summary["rows"] if (row["method"], row["target"]) == ("gates", target))
+        assert sum(len(layer.heads) for layer in locate_heads(model)) == row["heads"]
+        assert sum(len(layer.units) for layer in locate_units(model)) == row["units"]
+        assert table.speedup_of(model) == pytest.approx(row["predicted_speedup"])
+        assert model.config.gates is None
+        card = (folder / name / "README.md").read_text()
+        assert f"{row['heads']} of 8 heads and {row['units']} of 128 feed-forward units" in card
+        assert ModelCard(card).data.library_name == "transformers"
+
+
+def test_a_run_that_is_resumed_measures_nothing_again(finished, text, monkeypatch):
+    folder, summary = finished
+    monkeypatch.setattr(prune_heads, "measure_latency_table", None)
+    flags = {**text, **TAUGHT, "target_speedup": "1.5 2.5", "latency_shapes": "1x8", "from_scratch": "true"}
+    again = RECIPE.run(folder, **flags, resume="true")
+    assert again["rows"] == summary["rows"]
+
+
+def test_units_alone_leave_all_heads(tmp_path, text, timed):
+    summary = RECIPE.run(tmp_path / "run", **text, target_speedup=1.3, parts="units", method="fisher", refit="false")
+    (row,) = summary["rows"]
+    assert row["heads"] == 8
+    assert row["units"] < 128
+
+
+def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
+    lines = [f"the {a} number {n} sat near the {b}" for a in ("cat", "dog") for n in range(12) for b in ("cow", "fox")]
+    for name, part in (("train", lines), ("validation", lines[::5])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(part))
+    summary = RECIPE.run(
+        tmp_path / "run",
+        task="causal-lm",
+        num_key_value_heads=2,
+        train_file=tmp_path / "train.txt",
+        validation_file=tmp_path / "validation.txt",
+        target_speedup=1.5,
+        per_device_train_batch_size=4,
+    )
+    assert all(row["heads"] % 2 == 0 for row in summary["rows"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model-1.5x")
+    with torch.no_grad():
+        assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"target_speedup": 1}, "target_speedup must be greater than 1, got 1.0"),
+        ({"target_speedup": "2 2"}, "target_speedup must be non-empty and unique, got [2.0, 2.0]"),
+        ({"target_speedup": 2, "keep": 3}, "keep=[3] has no effect here; target_speedup says what to reach"),
+        ({"target_speedup": 2, "parts": "layers"}, "parts must be among heads, units, blocks, got 'layers'"),
+        ({"target_speedup": 2, "parts": "blocks"}, "parts must name heads, units or both, beside blocks"),
+        ({"target_speedup": 2, "latency_shapes": "8"}, "latency_shapes must be batch sizes and lengths, such as 1x32"),
+        ({"target_speedup": 2, "target_flops": 0.5}, "target_flops=0.5 has no effect here; set target_speedup"),
+        ({"parts": "heads"}, "parts=['heads'] has no effect here; set target_speedup"),
+        ({"refit": "false"}, "refit=False has no effect here; set target_speedup"),
+        ({"importance": "fisher"}, "importance fisher chooses heads and units for a speed-up; set target_speedup"),
+        ({"target_speedup": 50}, "at most"),
+        ({"target_speedup": 2, "parts": "heads"}, "at most"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, timed, capsys, flags, message):
+    with pytest.raises(SystemExit) as stop:
+        RECIPE.run(tmp_path / "run", **text, **flags)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
