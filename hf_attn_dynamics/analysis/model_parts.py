@@ -82,10 +82,13 @@ class ModelPart:
         return [place[element] * self.width + offset for element in elements for offset in range(self.width)]
 
     def weights_per_element(self) -> float:
-        """Approximate number of weights of a head or unit, if input and output projections are equally wide."""
+        """Approximate number of weights of a head or unit, if input and output projections are equally wide.
+
+        Not for blocks without heads or units.
+        """
         if self.part == "heads":
             return (2 + 2 / self.group_size) * self.width * outputs_of(self.output)
-        blocks = sum(outputs_of(projection) for projection in self.layer.inputs.values()) / max(len(self.elements), 1)
+        blocks = sum(outputs_of(projection) for projection in self.layer.inputs.values()) / len(self.elements)
         return (blocks + 1) * outputs_of(self.output)
 
     def edit(self, view: ModelView, function: Callable[[torch.Tensor], torch.Tensor | None]) -> None:

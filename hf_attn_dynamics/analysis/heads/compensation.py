@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
 """Compensation without training for removed heads and units: biases, and output projections fitted again.
 
-    dense = copy.deepcopy(model)
-    selection.apply(model)
-    compensate(model, dense, batches)          # or refit_outputs(model, dense, batches)
+dense = copy.deepcopy(model)
+selection.apply(model)
+compensate(model, dense, batches)          # or refit_outputs(model, dense, batches)
 """
 
-import math
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...models.added_biases import add_output_biases
-from ...models.head_sites import HeadSite
 from ...models.number_checks import is_finite
 from ...models.prunable_models import Model, separate_configuration
 from ..model_parts import ModelPart, PartSite, check_outputs, parts_of_model, tables_of_parts
@@ -301,10 +300,8 @@ class _Inputs:
     def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Inputs of shape `(tokens, inputs)`, float64."""
         self.batch, self.found = batch, []
-        try:
+        with contextlib.suppress(_Reached):
             self.view.root(**batch)
-        except _Reached:
-            pass
         return torch.cat(self.found).double()
 
 

@@ -16,7 +16,8 @@ from ...models.cost_table import CostTable
 from ...models.number_checks import is_finite
 from ..model_parts import PARTS
 from ..results import Result
-from .compensation import RefitErrors, compensate as compensate_biases, refit_outputs
+from .compensation import RefitErrors, refit_outputs
+from .compensation import compensate as compensate_biases
 from .selection import Selection, select_parts
 from .unit_scores import unit_importance
 
@@ -100,7 +101,7 @@ def fisher_pruning(
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
-        >>> from hf_attn_dynamics import count_flops_table
+        >>> from hf_attn_dynamics.analysis.heads.latency import count_flops_table
         >>> config = BertConfig(
         ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
         ... )
@@ -114,8 +115,9 @@ def fisher_pruning(
     start = time.perf_counter()
     if not is_finite(ridge) or ridge < 0:
         raise ValueError(f"ridge must be a number of at least 0, got {ridge!r}.")
-    table.check_fits(model)
-    table.check_target(speedup, list(parts))
+    parts = [parts] if isinstance(parts, str) else list(parts)
+    # Raises errors about the target and the table before any gradient is computed.
+    select_parts(model, unit_importance(model, method="random"), table, speedup, parts)
     batches = [data] if isinstance(data, Mapping) else list(data)
     scores = unit_importance(model, batches, "fisher", loss, keep_gradients=rearrange, progress=progress)
     selection = select_parts(model, scores, table, speedup, parts, rearrange)

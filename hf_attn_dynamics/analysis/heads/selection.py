@@ -186,7 +186,7 @@ def select_parts(
 
     Example:
         >>> from transformers import BertConfig, BertModel
-        >>> from hf_attn_dynamics import count_flops_table
+        >>> from hf_attn_dynamics.analysis.heads.latency import count_flops_table
         >>> config = BertConfig(
         ...     vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
         ... )
@@ -214,7 +214,8 @@ def select_parts(
         if own.key in gradients:
             kept[own.key] = _rearranged(own, kept[own.key], gradients[own.key])
     whole = sum(float(values[own.key][own.elements].sum()) for own in chosen)
-    retained = sum(float(values[own.key][kept[own.key]].sum()) for own in chosen)
+    retained = min(sum(float(values[own.key][kept[own.key]].sum()) for own in chosen), whole)
+    retained, bound = (retained / whole, bound / whole) if whole else (1.0, 1.0)
     return Selection(
         heads=_by_layer(located, kept, "heads"),
         units=_by_layer(located, kept, "units"),
@@ -223,8 +224,8 @@ def select_parts(
         target=float(speedup),
         speedup=_speedup(table, located, kept),
         quantity=table.quantity,
-        retained=retained / whole if whole else 1.0,
-        bound=min(bound / whole, 1.0) if whole else 1.0,
+        retained=retained,
+        bound=max(min(bound, 1.0), retained),
     )
 
 
@@ -262,9 +263,7 @@ def _checked_gradients(scores: UnitScores, parts: list[ModelPart]) -> dict[PartS
     """Gradients of the masks of what is left, `(sentences, elements)`, in float64."""
     if scores.gradients is None:
         raise ValueError("rearrange=True needs scores of unit_importance(…, method='fisher', keep_gradients=True).")
-    return {
-        own.key: scores.gradients[own.part][own.key.site.kind][:, own.key.site.layer].double() for own in parts
-    }
+    return {own.key: scores.gradients[own.part][own.key.site.kind][:, own.key.site.layer].double() for own in parts}
 
 
 def _groups(own: ModelPart) -> list[list[int]]:

@@ -285,7 +285,7 @@ def _random(parts: list[ModelPart], seed: int) -> dict[PartSite, torch.Tensor]:
     values = {}
     for own in parts:
         drawn = torch.rand(own.count, generator=generator, dtype=torch.float64)[own.elements]
-        values[own.key] = drawn * own.weights_per_element()
+        values[own.key] = drawn * own.weights_per_element() if own.elements else drawn
     return values
 
 
