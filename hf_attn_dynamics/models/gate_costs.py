@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Cost of a model with gates, as a fraction of the cost of the model without pruning."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -44,3 +45,12 @@ def counts_left(model: PreTrainedModel, table: CostTable) -> tuple[dict[HeadSite
     sizes = {kind: int(grid[-1][0]) for kind, grid in table.feed_forward.items()}
     units = {site: sizes[site.kind] - len(gone) for site, gone in settings.removed_units.items() if site.kind in sizes}
     return heads, units
+
+
+def largest_speedup(model: PreTrainedModel, table: CostTable) -> float:
+    """Cost of the dense model over that of a model whose gates are all closed."""
+    heads, units = counts_left(model, table)
+    heads |= dict.fromkeys(model.head_gates(), 0)
+    units |= dict.fromkeys(model.unit_gates(), 0)
+    lowest = table.cost(heads, units)
+    return table.dense / lowest if lowest else math.inf

@@ -136,6 +136,11 @@ class HardConcreteGate(nn.Module):
         return self.block_log_alpha is not None
 
     @property
+    def num_heads(self) -> int:
+        """`num_elements` of an attention module."""
+        return self.num_elements
+
+    @property
     def num_gates(self) -> int:
         """Number of gates, which is the number of random numbers of a sample."""
         return sum(len(tensor) for tensor in self._tensors())
@@ -276,6 +281,10 @@ class HardConcreteGate(nn.Module):
     def expected_open(self) -> torch.Tensor:
         """Expected number of elements of the module with open gates, a differentiable scalar."""
         return self.open_probabilities().sum(-1)
+
+    def expected_open_heads(self) -> torch.Tensor:
+        """[`expected_open`] of the gates of an attention module."""
+        return self.expected_open()
 
     def expected_counts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Expected number of open elements given that the block is open, and the probability that the block is open

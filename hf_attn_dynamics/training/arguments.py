@@ -14,9 +14,11 @@ from .schedules import GUIDANCE_SCHEDULES, GuidanceSchedules
 
 _REAL = (
     "gate_penalty", "target_warmup", "target_learning_rate", "gate_learning_rate", "layer_rate_decay", "ema_decay",
-    "distillation_weight", "distillation_temperature", "hidden_distillation_weight",
+    "distillation_weight", "distillation_temperature", "hidden_distillation_weight", "target_speedup", "target_flops",
 )  # fmt: skip
-_WHOLE = ("target_heads",)
+_WHOLE = ("target_heads", "latency_batch", "latency_length")
+# Each replaces the penalty coefficient; `None` by default.
+_TARGETS = ("target_heads", "target_speedup", "target_flops")
 
 
 def _number(name: str, value: object) -> float | int:
@@ -72,10 +74,18 @@ class HeadwiseArguments:
         gate_penalty (`float`, defaults to 0): λ, the coefficient of the gate penalty.
         target_heads (`int`, *optional*): Number of gated heads to keep, instead of `gate_penalty`: exactly this number
             of gates are open after the last step, when it is evaluated and saved. Excludes `load_best_model_at_end`.
+        target_speedup (`float`, *optional*): Cost in seconds of the model without pruning over its cost at the end,
+            above 1, instead of `gate_penalty` or `target_heads`: after the last step, gates are open such that the
+            pruned model is at least so much faster, by the table of costs, and no further head or unit fits.
+        target_flops (`float`, *optional*): The same for the fraction of FLOPs that is left, between 0 and 1.
+        latency_table (`str`, *optional*): File of a [`CostTable`] for `target_speedup`. Without it, or a table that
+            the trainer is given, [`measure_latency_table`] measures one on the device of the trainer.
+        latency_batch, latency_length (`int`, default to 8 and 128): Shape of the batch for which costs are measured or
+            counted; at most as many tokens as the model has positions, none for images.
         target_warmup (`float`, defaults to 0.5): Fraction of the run over which the target decreases to
-            `target_heads`.
-        target_learning_rate (`float`, defaults to 1e-4): Learning rate of the penalty coefficient under
-            `target_heads`, in loss per excess head and step.
+            `target_heads`, or the cost to that of `target_speedup` or `target_flops`.
+        target_learning_rate (`float`, defaults to 1e-4): Learning rate of the penalty coefficient under a target, in
+            loss per excess head, or excess percent of the cost, and step.
         gate_learning_rate (`float`, defaults to 0.1): Learning rate of the gates, which have no weight decay.
         distillation_weight (`float`, defaults to 0): w, the weight of the logits of the teacher; the task
             loss becomes `(1 − w) · task loss + w · distillation loss`, see [`logit_distillation_loss`]; 1 for no task
@@ -88,8 +98,8 @@ class HeadwiseArguments:
             learned, counted from 0; by stack for an encoder–decoder, `{"encoder": [2, 5], "decoder": [5]}`. A string
             may list them, `"2,5"`, or be JSON. By default every k-th with k = ⌈layers / 4⌉, down from the last: 2, 5,
             8 and 11 of twelve layers, as in CoFi.
-        freeze_decoder (`bool`, *optional*): Train the encoder only. By default, runs with `gate_penalty` or
-            `target_heads` do so if only the encoder of an encoder–decoder has gates.
+        freeze_decoder (`bool`, *optional*): Train the encoder only. By default, runs with `gate_penalty` or a
+            target of gates do so if only the encoder of an encoder–decoder has gates.
         layer_rate_decay (`float`, defaults to 1): Factor of the learning rate between successive layers, from the last
             layer down to the embeddings, see [`layer_factors`]. Gates have a separate rate.
         ema_decay (`float`, defaults to 0): Decay of the exponential moving average of the weights that is evaluated,
@@ -126,11 +136,26 @@ class HeadwiseArguments:
     target_heads: int | None = field(
         default=None, metadata={"help": "Number of gated heads to keep, instead of gate_penalty."}
     )
+    target_speedup: float | None = field(
+        default=None, metadata={"help": "Speed-up of the pruned model, instead of gate_penalty or target_heads."}
+    )
+    target_flops: float | None = field(
+        default=None, metadata={"help": "Fraction of FLOPs that the pruned model has left, instead of target_speedup."}
+    )
+    latency_table: str | None = field(
+        default=None, metadata={"help": "File of a cost table for target_speedup; measured here without it."}
+    )
+    latency_batch: int = field(
+        default=8, metadata={"help": "Sentences of the batch for which target_speedup or target_flops holds."}
+    )
+    latency_length: int = field(
+        default=128, metadata={"help": "Tokens of each sentence of this batch, at most the model's positions."}
+    )
     target_warmup: float = field(
-        default=0.5, metadata={"help": "Fraction of the run over which open heads decrease to target_heads."}
+        default=0.5, metadata={"help": "Fraction of the run over which heads or costs decrease to the target."}
     )
     target_learning_rate: float = field(
-        default=1e-4, metadata={"help": "Learning rate of the penalty coefficient under target_heads."}
+        default=1e-4, metadata={"help": "Learning rate of the penalty coefficient under a target."}
     )
     gate_learning_rate: float = field(default=0.1, metadata={"help": "Learning rate of the gates."})
     distillation_weight: float = field(
@@ -182,7 +207,7 @@ class HeadwiseArguments:
             ValueError: if a value is invalid; the message names the argument and the value.
         """
         for name in (*_REAL, *_WHOLE):
-            if (value := getattr(self, name)) is not None or name != "target_heads":
+            if (value := getattr(self, name)) is not None or name not in _TARGETS:
                 setattr(self, name, _number(name, value))
         self._check_gates()
         if self.guidance_weight not in (None, "auto"):
@@ -254,16 +279,24 @@ class HeadwiseArguments:
         if self.target_heads is not None:
             if self.target_heads < 1:
                 raise ValueError(f"target_heads must be at least 1, got {self.target_heads}.")
-            if self.load_best_model_at_end:
-                raise ValueError(
-                    f"load_best_model_at_end=True conflicts with target_heads={self.target_heads}, a number that is "
-                    "reached only after the last step; set it to False."
-                )
-            if self.gate_penalty:
-                raise ValueError(
-                    f"gate_penalty={self.gate_penalty} and target_heads={self.target_heads} both set the penalty "
-                    "coefficient; pass one of them."
-                )
+        if self.target_speedup is not None and not 1 < self.target_speedup < math.inf:
+            raise ValueError(f"target_speedup must be finite and above 1, got {self.target_speedup}.")
+        if self.target_flops is not None and not 0 < self.target_flops < 1:
+            raise ValueError(f"target_flops must be between 0 and 1, got {self.target_flops}.")
+        for name in ("latency_batch", "latency_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.latency_table is not None and self.target_speedup is None:
+            raise ValueError(f"latency_table={self.latency_table} needs a target_speedup.")
+        set_ones = [f"gate_penalty={self.gate_penalty}"] if self.gate_penalty else []
+        set_ones += [f"{name}={getattr(self, name)}" for name in _TARGETS if getattr(self, name) is not None]
+        if len(set_ones) > 1:
+            raise ValueError(f"{set_ones[0]} and {set_ones[1]} both set the penalty coefficient; pass one of them.")
+        if self.load_best_model_at_end and set_ones and not self.gate_penalty:
+            raise ValueError(
+                f"load_best_model_at_end=True conflicts with {set_ones[0]}, which is reached only after the last step; "
+                "set it to False."
+            )
 
 
 @dataclass(repr=False)

@@ -31,7 +31,10 @@ class FrozenDecoderMixin(TrainingHooksMixin):
             name = type(self._plain_model).__name__
             raise ValueError(f"freeze_decoder=True needs an encoder–decoder, got {name}.")
         if frozen is None:
-            is_penalised = self._argument("target_heads") is not None or self._argument("gate_penalty") > 0
+            targets = ("target_heads", "target_speedup", "target_flops")
+            is_penalised = (
+                any(self._argument(one) is not None for one in targets) or self._argument("gate_penalty") > 0
+            )
             is_gated = hasattr(config, "gate_settings")
             return is_seq2seq and is_penalised and is_gated and set(config.gate_settings()) == {"encoder"}
         return frozen

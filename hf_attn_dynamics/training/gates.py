@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 
 from .._files import read_json, write_text
 from ..analysis.notebook import html_table
+from ..models.cost_table import CostTable
+from ..models.gate_costs import expected_cost
 from ..models.hard_concrete import HardConcreteGate
 from ..models.head_gates import gates_of
 from ..models.head_sites import HeadSite
-from ..models.settled_gates import settle_gates
+from ..models.settled_gates import settle_gates, settle_gates_to_cost
 from .resumable_callback import LastStepCallback, ResumableCallback
 from .schedules import target_heads_at
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STILL = 0.05  # largest change of φ that counts as no change
+FEW = 16  # number of units of each feed-forward block whose φ is watched
 
 
 def gate_noise(
@@ -57,24 +60,24 @@ def expected_open(gates: dict[HeadSite, HardConcreteGate]) -> dict[str, torch.Te
     return expected
 
 
-class TargetHeads(ResumableCallback):
-    """Controls the gate penalty coefficient for a target number of open heads by a Lagrange multiplier.
+def _product(count: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor:
+    return count if block is None else count * block
+
+
+class GateTarget(ResumableCallback):
+    """Controls the gate penalty coefficient for a target by a Lagrange multiplier.
 
     After Wang et al. (2020) and Xia et al. (2022), with an additional proportional term. The loss is `task loss +
-    w_t · gate penalty`. With `e_t` excess heads, `w_t = m_t + 100·r·e_t` and `m_{t+1} = m_t + r·e_t`: the coefficient
-    increases until the target is met, and may become negative. Heads are counted as `Σ σ(2·φ)`, which approximates the
-    number of gates open outside training; the expected number in the penalty also counts a part of each closed head.
+    w_t · gate penalty`. With the excess `e_t`, `w_t = m_t + 100·r·e_t` and `m_{t+1} = m_t + r·e_t`: the coefficient
+    increases until the target is met, and may become negative.
 
     Args:
-        total, target (`int`): Number of heads at the start and at the end.
-        rate (`float`): r, in loss per head and step.
+        rate (`float`): r, in loss per unit of the excess and step.
         warmup (`float`): See [`target_heads_at`].
     """
 
-    made_of = "the target number of heads"
-
-    def __init__(self, total: int, target: int, rate: float, warmup: float):
-        self.total, self.target, self.rate, self.warmup = total, target, rate, warmup
+    def __init__(self, rate: float, warmup: float):
+        self.rate, self.warmup = rate, warmup
         self._forget()
 
     def _forget(self) -> None:
@@ -86,16 +89,104 @@ class TargetHeads(ResumableCallback):
     def _recall(self, remembered: dict[str, Any]) -> None:
         self.multiplier = remembered["multiplier"]
 
-    def step(self, gates: dict[HeadSite, HardConcreteGate], step: int, max_steps: int) -> torch.Tensor:
-        """Coefficient of the gate penalty at this step, a tensor on the device; call once per optimizer step."""
-        with torch.no_grad():
-            counted = sum(_product(*gate.approximate_counts()) for gate in gates.values())
-        planned = target_heads_at(step, max_steps, self.total, self.target, self.warmup)
-        # Heads may have been removed during the run.
-        excess = counted - min(planned, sum(gate.num_elements for gate in gates.values()))
+    def _weight(self, excess: torch.Tensor) -> torch.Tensor:
         weight = self.multiplier + 100 * self.rate * excess
         self.multiplier = self.multiplier + self.rate * excess
         return weight
+
+    def step(self, model: PreTrainedModel, step: int, max_steps: int) -> torch.Tensor:
+        """Coefficient of the gate penalty at this step, a tensor on the device; call once per optimizer step."""
+        raise NotImplementedError
+
+    def settle(self, model: PreTrainedModel) -> int:
+        """Moves gates so that the target is met exactly; returns the number of moved gates."""
+        raise NotImplementedError
+
+
+class TargetHeads(GateTarget):
+    """Controls the gate penalty coefficient for a target number of open heads, see [`GateTarget`].
+
+    Heads are counted as `Σ σ(2·φ)`, which approximates the number of gates open outside training; the expected number
+    in the penalty also counts a part of each closed head. If attention blocks have gates, a head counts as the product
+    with its block.
+
+    Args:
+        total, target (`int`): Number of heads at the start and at the end.
+        rate (`float`): r, in loss per head and step.
+        warmup (`float`): See [`target_heads_at`].
+    """
+
+    made_of = "the target number of heads"
+
+    def __init__(self, total: int, target: int, rate: float, warmup: float):
+        super().__init__(rate, warmup)
+        self.total, self.target = total, target
+
+    def __str__(self) -> str:
+        return f"exactly {self.target} heads stay open"
+
+    @torch.no_grad()
+    def step(self, model: PreTrainedModel, step: int, max_steps: int) -> torch.Tensor:
+        gates = model.head_gates().values()
+        counted = sum(_product(*gate.approximate_counts()) for gate in gates)
+        planned = target_heads_at(step, max_steps, self.total, self.target, self.warmup)
+        # Heads may have been removed during the run.
+        return self._weight(counted - min(planned, sum(gate.num_elements for gate in gates)))
+
+    def settle(self, model: PreTrainedModel) -> int:
+        return settle_gates(model, self.target) if model.head_gates() else 0
+
+
+class TargetCost(GateTarget):
+    """Controls the gate penalty coefficient for a target speed-up, see [`GateTarget`].
+
+    The gate penalty is the expected cost of the model as a fraction of the dense model's cost. The excess is that
+    fraction, with `σ(2·φ)` instead of probabilities as for [`TargetHeads`], minus the planned one, which decreases
+    linearly from 1. A percent of the cost counts as a head does there.
+
+    Args:
+        speedup (`float`): Cost of the dense model over that of the model at the end.
+        rate (`float`): r, in loss per percent of the cost and step.
+        warmup (`float`): See [`target_heads_at`].
+        table ([`CostTable`], *optional*): Costs; may be set later, before the first step.
+
+    Attributes:
+        table ([`CostTable`]): Costs. A resumed run continues with those of its checkpoint, unless the constructor got
+            a table.
+    """
+
+    made_of = "the target speed-up"
+
+    def __init__(self, speedup: float, rate: float, warmup: float, table: CostTable | None = None):
+        self.speedup, self.table, self._is_given = speedup, table, table is not None
+        super().__init__(rate, warmup)
+
+    def __str__(self) -> str:
+        return f"the speed-up is {self.speedup:g} ×"
+
+    def _remembered(self) -> dict[str, Any]:
+        return {**super()._remembered(), "table": None if self.table is None else self.table.to_dict()}
+
+    def _recall(self, remembered: dict[str, Any]) -> None:
+        super()._recall(remembered)
+        if not self._is_given and remembered["table"] is not None:
+            self.table = CostTable.from_dict(remembered["table"])
+
+    @torch.no_grad()
+    def step(self, model: PreTrainedModel, step: int, max_steps: int) -> torch.Tensor:
+        counted = expected_cost(model, self.table, HardConcreteGate.approximate_counts)
+        planned = target_heads_at(step, max_steps, 1.0, 1 / self.speedup, self.warmup)
+        # Heads and units may have been removed during the run.
+        left = expected_cost(model, self.table, _all_open)
+        return self._weight(100 * (counted - left.clamp(max=planned))) * 100
+
+    def settle(self, model: PreTrainedModel) -> int:
+        return settle_gates_to_cost(model, self.table, self.speedup)
+
+
+def _all_open(gate: HardConcreteGate) -> tuple[torch.Tensor, None]:
+    """Number of elements of a gate, for [`expected_cost`]."""
+    return gate.locations().new_tensor(float(gate.num_elements)), None
 
 
 class GateHistory(LastStepCallback):
@@ -112,6 +203,8 @@ class GateHistory(LastStepCallback):
         open_heads (`dict[str, list[float]]`): Expected number of open heads by kind of site and record.
         settled_heads (`dict[str, list[int]]`): Number of heads with deterministic gates open outside training, by kind
             of site and record.
+        open_units (`dict[str, list[float]]`), settled_units (`dict[str, list[int]]`): The same for feed-forward units,
+            if they or their blocks have gates.
     """
 
     made_of = "its interval"
@@ -127,13 +220,16 @@ class GateHistory(LastStepCallback):
         self.log_alpha: dict[str, list] = {}
         self.open_heads: dict[str, list[float]] = {}
         self.settled_heads: dict[str, list[int]] = {}
+        self.open_units: dict[str, list[float]] = {}
+        self.settled_units: dict[str, list[int]] = {}
 
     def _remembered(self) -> dict[str, Any]:
         return self.to_dict()
 
     def _recall(self, remembered: dict[str, Any]) -> None:
-        for name in self.to_dict():
-            setattr(self, name, remembered[name])
+        for name, empty in GateHistory().to_dict().items():
+            # Earlier versions have recorded no units.
+            setattr(self, name, remembered.get(name, empty))
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         super().on_train_begin(args, state, control)
@@ -146,30 +242,24 @@ class GateHistory(LastStepCallback):
         super().on_step_end(args, state, control, model=model)
 
     def _measure(self, args, state, model=None, **kwargs) -> None:
-        gates = model.head_gates() if hasattr(model, "head_gates") else {}
-        if not gates and self.steps:
-            return  # a callback has removed them
+        if not gates_of(model):
+            if self.steps:
+                return  # a callback has removed them
+            raise ValueError(f"GateHistory needs a model with gates, but {type(model).__name__} has none.")
+        records = (self.log_alpha, self.open_heads, self.settled_heads, self.open_units, self.settled_units)
         # The last step is recorded again, since `GateWatch` may have moved gates.
         if self.steps[-1:] == [state.global_step]:
-            for values in (
-                self.steps,
-                *self.log_alpha.values(),
-                *self.open_heads.values(),
-                *self.settled_heads.values(),
-            ):
+            for values in (self.steps, *(of_kind for record in records for of_kind in record.values())):
                 values.pop()
-        if not gates:
-            raise ValueError(f"GateHistory needs a model with gates, but {type(model).__name__} has none.")
         self.steps.append(state.global_step)
         layers: dict[str, list] = {}
-        for site, gate in gates.items():
-            layers.setdefault(site.kind, []).append(gate.locations().tolist())
+        for site, gate in model.head_gates().items():
+            if gate.has_elements:
+                layers.setdefault(site.kind, []).append(gate.locations().tolist())
         for kind, values in layers.items():
             self.log_alpha.setdefault(kind, []).append(values)
-        for kind, expected in open_heads(gates).items():
-            self.open_heads.setdefault(kind, []).append(expected.item())
-            of_kind = (gate for site, gate in gates.items() if site.kind == kind)
-            self.settled_heads.setdefault(kind, []).append(sum(int(gate.settled().ne(0).sum()) for gate in of_kind))
+        _record(model.head_gates(), self.open_heads, self.settled_heads)
+        _record(model.unit_gates(), self.open_units, self.settled_units)
 
     def to_dict(self) -> dict:
         """The attributes, for JSON."""
@@ -178,14 +268,22 @@ class GateHistory(LastStepCallback):
             "log_alpha": self.log_alpha,
             "open_heads": self.open_heads,
             "settled_heads": self.settled_heads,
+            "open_units": self.open_units,
+            "settled_units": self.settled_units,
         }
 
     def _repr_html_(self) -> str:
-        """The number of heads with open gates at the first and the last record, for notebooks."""
+        """The number of heads and units with open gates at the first and the last record, for notebooks."""
         rows = []
-        for kind, expected in self.open_heads.items():
-            heads, settled = sum(map(len, self.log_alpha[kind][0])), self.settled_heads[kind]
-            rows.append([kind, heads, expected[0], expected[-1], settled[0], settled[-1]])
+        for name, records, closed in (
+            ("heads", self.open_heads, self.settled_heads),
+            ("units", self.open_units, self.settled_units),
+        ):
+            for kind, expected in records.items():
+                number = sum(map(len, self.log_alpha[kind][0])) if name == "heads" and kind in self.log_alpha else ""
+                # Only heads have gates in most models.
+                label = f"{kind}, {name}" if self.open_units else kind
+                rows.append([label, number, expected[0], expected[-1], closed[kind][0], closed[kind][-1]])
         header = [
             "site",
             "heads",
@@ -221,6 +319,9 @@ class GateHistory(LastStepCallback):
         """
         history, values = cls(), read_json(path)
         kinds = {name: type(value) for name, value in history.to_dict().items()}
+        if isinstance(values, dict):
+            # Earlier versions have recorded no units.
+            values = {"open_units": {}, "settled_units": {}, **values}
         if not isinstance(values, dict) or {name: type(value) for name, value in values.items()} != kinds:
             raise ValueError(f"{path} does not contain a GateHistory, which has {', '.join(kinds)}.")
         for name, value in values.items():
@@ -228,22 +329,33 @@ class GateHistory(LastStepCallback):
         return history
 
 
+def _record(
+    gates: dict[HeadSite, HardConcreteGate], expected: dict[str, list[float]], settled: dict[str, list[int]]
+) -> None:
+    """Appends the expected number of open elements of each kind of site, and the number outside training."""
+    for kind, value in expected_open(gates).items():
+        expected.setdefault(kind, []).append(value.item())
+        of_kind = (gate for site, gate in gates.items() if site.kind == kind)
+        settled.setdefault(kind, []).append(sum(int(gate.settled().ne(0).sum()) for gate in of_kind))
+
+
 class GateWatch(ResumableCallback):
-    """Moves gates to the target number after the last step, and warns if all gates are closed or none has moved.
+    """Moves gates to the target after the last step, and warns if all gates are closed or none has moved.
 
     Args:
-        keep (`int`, *optional*): Number of heads with open gates at the end, see [`settle_gates`].
+        target ([`GateTarget`], *optional*): What holds exactly at the end.
     """
 
-    made_of = "the target number of heads"
+    made_of = "the target"
 
-    def __init__(self, keep: int | None = None):
-        self.keep = keep
+    def __init__(self, target: GateTarget | None = None):
+        self.target = target
         self._forget()
 
     def _forget(self) -> None:
         self.at_start: torch.Tensor | None = None
-        self.warned = self.finished = False
+        self.warned: set[str] = set()
+        self.finished = False
 
     def _remembered(self) -> dict[str, Any]:
         return {"at_start": None if self.at_start is None else self.at_start.tolist()}
@@ -258,14 +370,19 @@ class GateWatch(ResumableCallback):
             self.at_start = self._log_alpha(model)
 
     def on_log(self, args, state, control, model=None, **kwargs):
-        gates = model.head_gates().values()
-        if gates and not self.warned and not any(bool((gate.locations() > gate.threshold).any()) for gate in gates):
-            self.warned = True
-            logger.warning(
-                "all gates are closed after step %d: every attention layer now outputs zero. Lower gate_penalty, or "
-                "set the number of heads to keep with target_heads.",
-                state.global_step,
-            )
+        heads, units = model.head_gates().values(), model.unit_gates().values()
+        for gates, every, way_out in (
+            (heads, "every attention layer", "set the number of heads to keep with target_heads"),
+            (units, "every feed-forward block", "set a target_speedup"),
+        ):
+            if gates and every not in self.warned and not any(bool(gate.settled().any()) for gate in gates):
+                self.warned.add(every)
+                logger.warning(
+                    "all gates are closed after step %d: %s now outputs zero. Lower gate_penalty, or %s.",
+                    state.global_step,
+                    every,
+                    way_out,
+                )
 
     def on_step_end(self, args, state, control, model=None, **kwargs):
         # Before this step is evaluated and saved, so that both see the final gates.
@@ -285,25 +402,29 @@ class GateWatch(ResumableCallback):
         if is_as_before and not ((log_alpha - self.at_start).abs() > STILL).any():
             logger.warning(
                 "no gate has moved by more than %g in %d steps: raise gate_learning_rate or the number of steps, or "
-                "set gate_penalty or target_heads.",
+                "set gate_penalty, target_heads or target_speedup.",
                 STILL,
                 step,
             )
-        if self.keep is None or not model.head_gates():
+        if self.target is None or not gates_of(model):
             return
-        moved = settle_gates(model, self.keep)
+        moved = self.target.settle(model)
         if moved:
-            level = logging.WARNING if moved > max(1, self.keep // 10) else logging.INFO
+            number = sum(gate.num_gates for gate in gates_of(model))
+            many = self.target.target if isinstance(self.target, TargetHeads) else number
+            level = logging.WARNING if moved > max(1, many // 10) else logging.INFO
             logger.log(
                 level,
-                "%d gates were moved across their threshold after the last step, so that exactly %d heads stay open. "
+                "%d gates were moved across their threshold after the last step, so that %s. "
                 "If these are many, train longer, or raise gate_learning_rate or target_learning_rate.",
                 moved,
-                self.keep,
+                self.target,
             )
 
     @staticmethod
     def _log_alpha(model: PreTrainedModel) -> torch.Tensor:
-        # Empty if a callback has removed the gates.
-        found = [gate.locations().detach().float().cpu() for gate in model.head_gates().values()]
-        return torch.cat(found) if found else torch.empty(0)
+        # Empty if a callback has removed the gates. A few units of each block suffice.
+        found = [gate.locations() for gate in model.head_gates().values()]
+        found += [gate.locations()[:FEW] for gate in model.unit_gates().values()]
+        found += [gate.block_location() for gate in gates_of(model) if gate.has_block]
+        return torch.cat([values.detach().float().cpu() for values in found]) if found else torch.empty(0)

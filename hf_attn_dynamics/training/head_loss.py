@@ -11,6 +11,8 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 from ..models.compat import keep_dataset_columns, prepared_batch
+from ..models.hard_concrete import HardConcreteGate
+from ..models.head_gates import gates_of
 from ..models.head_losses import FORWARD_PASSES, SENTENCES, add_head_losses, head_loss_parts
 from ..models.ignored_labels import is_labelled
 from ..models.token_mask import num_sentences
@@ -50,8 +52,8 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         """Whether heads are guided during training."""
         return self.is_headwise and self._heads.guided
 
-    def _gates(self) -> dict:
-        return self._plain_model.head_gates() if self.is_headwise else {}
+    def _gates(self) -> list[HardConcreteGate]:
+        return gates_of(self._plain_model) if self.is_headwise else []
 
     def _set_signature_columns_if_needed(self):
         """The stock method, which collects the columns to keep; adds those of guidance targets."""
@@ -93,9 +95,9 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
             is_logged = every > 0 and (self.state.global_step + 1) % every == 0
             self._step.counts_hits = is_logged and bool(self._plain_model.target_columns)
         if self._heads.gated:
-            gates = self._gates()
-            self._step.gate_noise = self._noise(gates)
-            self._step.gate_penalty_weight = self._heads.gate_penalty_weight(gates, self.state)
+            self._step.gate_noise = self._noise()
+            self._step.gate_penalty_weight = self._heads.gate_penalty_weight(self._plain_model, self.state)
+            self._step.gate_cost = self._heads.cost
         return samples, num_items
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -146,8 +148,9 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
     def _guidance_weight_at(self, step: int) -> float | dict[str, float]:
         return self._heads.guidance_weight(step, self.state.max_steps, self.initial_guidance_weight)
 
-    def _noise(self, gates: dict) -> torch.Tensor:
-        return gate_noise(gates, self.args.seed, self.state.global_step).to(self.args.device)
+    def _noise(self) -> torch.Tensor:
+        model, step = self._plain_model, self.state.global_step
+        return gate_noise(model.head_gates(), self.args.seed, step, model.unit_gates()).to(self.args.device)
 
     # ---- The loss ----
 
@@ -186,6 +189,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
             {**counts, FORWARD_PASSES: processes},
             self.guidance_weight if self.is_guided and self.initial_guidance_weight is not None else None,
             self._heads.penalty if self._heads.penalised else None,
+            gate_cost=self._heads.cost,
         )
 
     def _loss_of_model(self, model: nn.Module, inputs: dict, step: HeadStep) -> tuple:
@@ -197,7 +201,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         lesson, counts, processes = self._lesson(inputs), self._counts_for(inputs, step), self._summed_processes
         # With the logits of a teacher, the head losses are added to what becomes of the task loss.
         weights = _requests(step) if self._distillation_weight else step.weights
-        arguments = {**inputs, **weights, **step.noise, **_attention(lesson, step), "return_dict": True}
+        arguments = {**inputs, **weights, **step.of_gates, **_attention(lesson, step), "return_dict": True}
         arguments |= self._hidden_request
         if step.counts_hits:
             arguments["output_guided_hits"] = True
@@ -222,7 +226,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
     ) -> tuple:
         """The same for a loss that the trainer computes, to which head losses are added."""
         counts, weights, lesson = self._counts_for(inputs, step), step.weights, self._lesson(inputs)
-        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.noise, **_requests(step)}
+        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.of_gates, **_requests(step)}
         arguments |= {**_attention(lesson, step), **self._hidden_request, "return_dict": True}
         if self.is_guided and self._plain_model.target_columns:
             arguments |= {"guidance_counts": counts, "output_guided_hits": step.counts_hits}

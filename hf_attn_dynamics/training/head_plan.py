@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
+from ..models.cost_table import PARTS, CostTable
+from ..models.gate_costs import largest_speedup
 from ..models.hard_concrete import HardConcreteGate
-from ..models.head_sites import HeadSite
-from .gates import GateWatch, TargetHeads
+from ..models.head_gates import gates_of
+from ..models.settled_gates import check_whole_groups
+from .gates import GateTarget, GateWatch, TargetCost, TargetHeads
 from .schedules import GuidanceSchedules
-
-
-Gates = dict[HeadSite, HardConcreteGate]
 
 
 class HeadPlan:
@@ -23,12 +23,14 @@ class HeadPlan:
     Args:
         model (`PreTrainedModel`): A headwise model.
         argument (callable): Returns an argument of [`HeadwiseArguments`] by name.
+        table ([`CostTable`], *optional*): Costs for a target speed-up; without them, `take_table` gets them before
+            training.
 
     Attributes:
         guided, gated, penalised (`bool`): Whether there is guidance, gates, and a gate penalty.
         guided_names (`tuple[str, ...]`): Patterns and targets of guided heads.
         penalty (`float`): Coefficient of the gate penalty without a target.
-        target (`TargetHeads`, *optional*): Controls the coefficient for a target number of heads.
+        target (`GateTarget`, *optional*): Controls the coefficient for a target number of heads or speed-up.
         watch (`GateWatch`, *optional*): Sets deterministic gates at the end.
 
     Raises:
@@ -36,7 +38,7 @@ class HeadPlan:
             or targets that no head is guided to.
     """
 
-    def __init__(self, model: PreTrainedModel, argument: Callable[[str], Any]):
+    def __init__(self, model: PreTrainedModel, argument: Callable[[str], Any], table: CostTable | None = None):
         guidance, weight = getattr(model.config, "guidance", None), argument("guidance_weight")
         _check_guidance(model, guidance, weight)
         self.guided = guidance is not None and weight != 0
@@ -44,15 +46,27 @@ class HeadPlan:
         self.guided_names = model.head_settings.guided_names if self.guided else ()
         if self.guided:
             self._schedules.check_names(self.guided_names)
-        gates, target = model.head_gates(), argument("target_heads")
+        gates, target = gates_of(model), argument("target_heads")
         self.penalty = argument("gate_penalty")
-        _check_gates(model, gates, target, self.penalty)
-        self.gated, self.penalised = bool(gates), target is not None or self.penalty > 0
-        self.watch = GateWatch(target) if gates else None
-        self.target: TargetHeads | None = None
+        speedup, flops = argument("target_speedup"), argument("target_flops")
+        pressure = {"target_speedup": speedup, "target_flops": flops, "target_heads": target}
+        pressure = {name: value for name, value in pressure.items() if value is not None}
+        if self.penalty:
+            pressure["gate_penalty"] = self.penalty
+        for name, value in pressure.items():
+            _check_gates(model, gates, f"{name}={value}")
+        _check_target_heads(model, target)
+        self.gated, self.penalised = bool(gates), bool(pressure)
+        self.target: GateTarget | None = None
+        rate, warmup = argument("target_learning_rate"), argument("target_warmup")
         if target is not None:
-            rate, warmup = argument("target_learning_rate"), argument("target_warmup")
-            self.target = TargetHeads(_number(gates), target, rate, warmup)
+            self.target = TargetHeads(_number(model), target, rate, warmup)
+        elif speedup is not None or flops is not None:
+            check_whole_groups(model)
+            self.target = TargetCost(speedup or 1 / flops, rate, warmup, table)
+            if table is not None:
+                self._check_table(model, table)
+        self.watch = GateWatch(self.target) if gates else None
 
     @property
     def callbacks(self) -> list[TrainerCallback]:
@@ -63,27 +77,57 @@ class HeadPlan:
         """α of a step; by name if patterns and targets have different schedules."""
         return self._schedules.weights_at(step, max_steps, initial, self.guided_names)
 
-    def gate_penalty_weight(self, gates: Gates, state: TrainerState) -> float | torch.Tensor | None:
+    @property
+    def cost(self) -> CostTable | None:
+        """Costs for the gate penalty, if the target is a speed-up."""
+        return self.target.table if isinstance(self.target, TargetCost) else None
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether the target is a speed-up whose costs are not known yet."""
+        return isinstance(self.target, TargetCost) and self.target.table is None
+
+    def take_table(self, model: PreTrainedModel, table: CostTable) -> None:
+        """Sets the costs for the target speed-up.
+
+        Raises:
+            ValueError: if they belong to another architecture, or the target cannot be reached.
+        """
+        self._check_table(model, table)
+        self.target.table = table
+
+    def _check_table(self, model: PreTrainedModel, table: CostTable) -> None:
+        table.check_fits(model)
+        parts = {part for settings in model.head_settings.gates.values() for part in settings.parts}
+        table.check_target(self.target.speedup, [part for part in PARTS if part in parts])
+        if (largest := largest_speedup(model, table)) < self.target.speedup:
+            gated = ", ".join(model.head_settings.gates)
+            raise ValueError(
+                f"a speed-up of {self.target.speedup:g} × cannot be reached: closing all gates of the {gated} gives "
+                f"{largest:.2f} ×. Build the model with gates of other sites or parts, too."
+            )
+
+    def gate_penalty_weight(self, model: PreTrainedModel, state: TrainerState) -> float | torch.Tensor | None:
         """λ of a step, or `None` without a gate penalty; call once per step."""
         if self.target is not None:
-            return self.target.step(gates, state.global_step, state.max_steps)
+            return self.target.step(model, state.global_step, state.max_steps)
         return self.penalty if self.penalised else None
 
-    def follow(self, gates: Gates) -> None:
+    def follow(self, model: PreTrainedModel) -> None:
         """Continues with the remaining gates; without any, there is no gate penalty."""
-        self.gated = bool(gates)
+        self.gated = bool(gates_of(model))
         self.penalised = self.penalised and self.gated
-        left = _number(gates)
-        if gates and self.target is not None and self.target.target > left:
+        left = _number(model)
+        if self.gated and isinstance(self.target, TargetHeads) and self.target.target > left:
             raise ValueError(
                 f"target_heads={self.target.target}, but heads were removed during training, and only {left} gated "
                 "heads remain: remove fewer, or lower target_heads."
             )
 
 
-def _number(gates: Gates) -> int:
-    """Number of gated heads."""
-    return sum(gate.num_heads for gate in gates.values())
+def _number(model: PreTrainedModel) -> int:
+    """Number of heads with gates of their own."""
+    return sum(gate.num_elements for gate in model.head_gates().values() if gate.has_elements)
 
 
 def _check_guidance(model: PreTrainedModel, guidance: dict | None, weight: float | str | None) -> None:
@@ -95,30 +139,39 @@ def _check_guidance(model: PreTrainedModel, guidance: dict | None, weight: float
         )
 
 
-def _check_gates(model: PreTrainedModel, gates: Gates, target: int | None, penalty: float) -> None:
-    """Raises ValueError for a gate penalty without trainable gates, and for an impossible target."""
-    if target is None and not penalty:
-        return
-    given = f"gate_penalty={penalty}" if target is None else f"target_heads={target}"
+def _check_gates(model: PreTrainedModel, gates: list[HardConcreteGate], given: str) -> None:
+    """Raises ValueError for a gate penalty without trainable gates."""
     if not gates:
         raise ValueError(
             f"{given}, but {type(model).__name__} has no gates: load or build it with gates={{}}, for instance, or "
             "call add_gates({})."
         )
-    if not any(gate.log_alpha.requires_grad for gate in gates.values()):
+    if not any(parameter.requires_grad for gate in gates for parameter in gate.parameters()):
         raise ValueError(
             f"{given}, but every gate of {type(model).__name__} is frozen: add 'gate' to modules_to_save of the "
             "adapter that froze them, or call requires_grad_(True) on each of model.head_gates().values() first."
         )
-    if any(gate.is_offloaded for gate in gates.values()):
+    if any(gate.is_offloaded for gate in gates):
         raise ValueError(
             f"{given}, but device_map has offloaded gates of {type(model).__name__}, which then get no gradient: load "
             "it without device_map."
         )
-    if target is not None and target > _number(gates):
-        raise ValueError(f"target_heads={target}, but {type(model).__name__} has {_number(gates)} gated heads.")
+
+
+def _check_target_heads(model: PreTrainedModel, target: int | None) -> None:
+    """Raises ValueError for an impossible number of heads."""
+    if target is None:
+        return
+    gates = model.head_gates()
+    if not all(gate.has_elements for gate in gates.values()):
+        raise ValueError(
+            f"target_heads={target}, but the attention blocks of {type(model).__name__} have gates without those of "
+            "heads: build it with 'heads' among the parts of its gates, or set a target_speedup."
+        )
+    if target > _number(model):
+        raise ValueError(f"target_heads={target}, but {type(model).__name__} has {_number(model)} gated heads.")
     sizes = {gate.group_size for gate in gates.values()}
-    if target is not None and len(sizes) == 1 and target % (size := sizes.pop()):
+    if len(sizes) == 1 and target % (size := sizes.pop()):
         raise ValueError(
             f"target_heads={target}, but {type(model).__name__} has one gate for {size} query heads, which share a "
             f"key/value head: pass a multiple of {size}, or build it with gates={{'unit': 'head'}}."
@@ -135,6 +188,7 @@ class HeadStep:
         guidance_weight (`float` or `dict[str, float]`, *optional*): α, or one by pattern and target.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ.
         gate_noise (`torch.Tensor`, *optional*): Random numbers of all gates.
+        gate_cost (`CostTable`, *optional*): Costs of which the gate penalty is the expectation.
         rehearsed (`list[dict]`, *optional*): Losses of each micro-batch by name, collected to balance α_0 without a
             training step.
         counts_hits (`bool`): Whether hits of heads that are guided to targets are counted for the log.
@@ -144,6 +198,7 @@ class HeadStep:
     guidance_weight: float | dict[str, float] | None = None
     gate_penalty_weight: float | torch.Tensor | None = None
     gate_noise: torch.Tensor | None = None
+    gate_cost: CostTable | None = None
     rehearsed: list[dict[str, torch.Tensor]] | None = None
     counts_hits: bool = False
 
@@ -154,9 +209,11 @@ class HeadStep:
         return {name: weight for name, weight in weights.items() if weight is not None}
 
     @property
-    def noise(self) -> dict[str, torch.Tensor]:
-        """Random numbers of the gates, as an argument of the model."""
-        return {} if self.gate_noise is None else {"gate_noise": self.gate_noise}
+    def of_gates(self) -> dict[str, Any]:
+        """Random numbers and costs of the gates, as arguments of the model."""
+        cost = None if self.gate_penalty_weight is None else self.gate_cost
+        arguments = {"gate_noise": self.gate_noise, "gate_cost": cost}
+        return {name: value for name, value in arguments.items() if value is not None}
 
 
 class LossWindow:

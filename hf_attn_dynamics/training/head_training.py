@@ -1,16 +1,21 @@
 # Licensed under the Apache License, Version 2.0.
 """Training of headwise models with any trainer: head losses, the optimizer group of gates, and removed heads."""
 
+import logging
 from collections.abc import Mapping
 
+import torch
 from transformers import PreTrainedModel
 
-from ..models.head_gates import prune_closed_gates
+from ..models.cost_table import CostTable
+from ..models.gate_costs import expected_cost
+from ..models.head_gates import gates_of, prune_closed_gates
 from .epoch_masks import EpochMasks
 from .fused_head import add_head_losses_to_fused_head
-from .gates import GateWatch, open_heads
+from .gates import GateWatch, expected_open
 from .head_loss import INITIAL_WEIGHT_KEY, HeadLossMixin
 from .head_plan import HeadPlan, LossWindow
+from .measured_costs import costs_of
 from .prunable_trainer import PrunableMixin
 from .sharding import whole_model
 from .trainer_checks import (
@@ -20,6 +25,9 @@ from .trainer_checks import (
     check_target_columns,
     check_trainer_arguments,
 )
+
+
+logger = logging.getLogger(__name__)
 
 
 class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
@@ -49,8 +57,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     pattern and target, if there are several; the weights of the last step, `guidance_weight` and
     `gate_penalty_weight`, with `guidance_weight_NAME` of each name instead if schedules differ; `guided_accuracy_NAME`
     of the last step for each of `guidance["targets"]`, the fraction of pairs of a guided head and a row whose
-    strongest key is a target; and `expected_heads_encoder` (and `_decoder`, `_cross`), the expected number of open
-    gates. Evaluation reports the task loss, as the mean over all labels of the evaluation set for any batch size, with
+    strongest key is a target; `expected_heads_encoder` (and `_decoder`, `_cross`) and `expected_units_encoder`, the
+    expected number of open heads and units; and, with `target_speedup` or `target_flops`, `expected_cost`, the
+    expected fraction of the dense model's cost, which then is the gate penalty. Evaluation reports the task loss, as the mean over all labels of the evaluation set for any batch size, with
     the masks of epoch 0 if the collator has epochs, and accuracies of guided heads if the evaluation set has their
     targets; a trainer class with its own loss evaluates that loss only. Models that are not headwise are trained as
     without this mixin.
@@ -66,13 +75,16 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     Args:
         teacher (`PreTrainedModel`, *optional*): Any model that reads the same tokens as the model of the trainer; all
             other arguments are those of the trainer class.
+        latency_table ([`CostTable`], *optional*): Costs for `target_speedup`, such as those of
+            [`measure_latency_table`] on the machine on which the model will run, instead of a measurement on the device
+            of the trainer.
 
     Attributes:
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
 
     Raises:
-        ValueError: if `guidance_weight`, `gate_penalty` or `target_heads` is set for a model without guidance or
-            gates, or with too few gates; if schedules name patterns or targets that no head is guided to; if
+        ValueError: if `guidance_weight`, `gate_penalty`, `target_heads`, `target_speedup` or `target_flops` is set for
+            a model without guidance or gates, or with too few gates; if costs belong to another architecture; if schedules name patterns or targets that no head is guided to; if
             `label_smoothing_factor` is set and the labels are not one column of classes; if no class of the trainer
             reads an argument that is set; if a teacher is missing, not used, or does not fit (other tokens, missing
             layers or heads, attention that does not follow from queries and keys alone); see also
@@ -83,11 +95,13 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
 
     reads = (
         "guidance_weight", "guidance_schedule", "guidance_hold_steps", "gate_penalty", "target_heads",
+        "target_speedup", "target_flops", "latency_table", "latency_batch", "latency_length",
         "target_warmup", "target_learning_rate", "gate_learning_rate", "distillation_weight",
         "distillation_temperature", "hidden_distillation_weight", "hidden_distillation_layers",
     )  # fmt: skip
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args, latency_table: CostTable | None = None, **kwargs):
+        self._latency_table = latency_table
         super().__init__(*args, **kwargs)
         if hasattr(self.data_collator, "set_epoch"):
             self.add_callback(EpochMasks(self))
@@ -107,9 +121,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             self._heads = None
             self._read_teacher()
             return
-        plan = HeadPlan(model, self._argument)
+        plan = HeadPlan(model, self._argument, self._given_table())
         if self.args.save_strategy != "no":
-            check_gates_of_adapter(model, model.head_gates())
+            check_gates_of_adapter(model, gates_of(model))
         self._read_teacher()
         if not self.computes_loss:
             check_label_smoothing(model, self.args.label_smoothing_factor)
@@ -121,8 +135,23 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             # The first callback, so that the others see the final gates.
             callbacks.insert(0, plan.watch)
 
+    def _given_table(self) -> CostTable | None:
+        """Costs that the user gives for a target speed-up, as an object or a file."""
+        path, speedup = self._argument("latency_table"), self._argument("target_speedup")
+        if self._latency_table is None:
+            return None if path is None else CostTable.load(path)
+        if path is not None or speedup is None:
+            other = f"latency_table={path} is set, too" if path is not None else "target_speedup is not set"
+            raise ValueError(f"{type(self).__name__} got a latency_table, but {other}: leave one out, or set both.")
+        return self._latency_table
+
     def _prepare_training(self) -> None:
         super()._prepare_training()
+        if self.is_headwise and self._heads.needs_table:
+            table = costs_of(self._plain_model, self._argument, self.args.device, self.accelerator)
+            self._heads.take_table(self._plain_model, table)
+        if self.is_headwise and self._heads.cost is not None and self.accelerator.is_main_process:
+            logger.info("what pruning can gain:\n%s", self._heads.cost)
         if self.is_guided:
             check_target_columns(self._plain_model, self.train_dataset, self.data_collator)
 
@@ -159,7 +188,7 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         if not is_new:
             return optimizer
         gates = self._gates()
-        own = {id(gate.log_alpha): gate.log_alpha for gate in gates.values()}
+        own = {id(parameter) for gate in gates for parameter in gate.parameters()}
         moved = [p for group in optimizer.param_groups for p in group["params"] if id(p) in own]
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
@@ -186,26 +215,36 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             if self._heads.penalised:
                 terms["gate_penalty_weight"] = float(self._step.gate_penalty_weight)
             if self._heads.gated:
-                expected = open_heads(self._gates())
-                terms |= {f"expected_heads_{kind}": value.item() for kind, value in expected.items()}
+                terms |= self._expected()
             logs = {**logs, **terms}
         super().log(logs, start_time)
+
+    def _expected(self) -> dict[str, float]:
+        """Expected numbers of open heads and units, and the expected cost under a target speed-up."""
+        model, expected = self._plain_model, {}
+        for name, gates in (("heads", model.head_gates()), ("units", model.unit_gates())):
+            expected |= {f"expected_{name}_{kind}": value.item() for kind, value in expected_open(gates).items()}
+        if self._heads.cost is not None:
+            with torch.no_grad():
+                expected["expected_cost"] = expected_cost(model, self._heads.cost).item()
+        return expected
 
     def _model_changed(self) -> None:
         super()._model_changed()
         if not self.is_headwise:
             return
-        gates = self._gates()
-        self._heads.follow(gates)
+        self._heads.follow(self._plain_model)
         if self._step is not None:
-            self._step.gate_noise = self._noise(gates) if gates else None
-            if not gates:
+            self._step.gate_noise = self._noise() if self._heads.gated else None
+            if not self._heads.gated:
                 self._step.gate_penalty_weight = None
 
     def prune(self) -> PreTrainedModel:
-        """Removes the heads with closed gates, then all gates; outputs do not change, see [`prune_closed_gates`].
+        """Removes the heads and units with closed gates, then all gates; outputs do not change, see
+        [`prune_closed_gates`].
 
-        After training with `target_heads`, exactly this number of heads remains. The trainer can evaluate, save or
+        After training with `target_heads`, exactly this number of heads remains; after `target_speedup`, the costs of
+        the pruned model are those of the target, or just below. The trainer can evaluate, save or
         train the pruned model, with arguments that need no gates. All processes must call this method.
 
         Returns:

@@ -17,7 +17,7 @@ from transformers.utils import CONFIG_NAME
 from .._files import read_json
 from ..models.added_biases import add_output_biases
 from ..models.compat import attention_kernel
-from ..models.head_gates import remove_gates
+from ..models.head_gates import gates_of, remove_gates
 from ..models.head_pruning import prune_heads
 from ..models.head_roles import locate_heads
 from ..models.head_sites import config_value, heads_by_site, kinds_of
@@ -199,7 +199,7 @@ def take_heads_of(model: nn.Module, folder: str | Path) -> bool:
         return False
     saved = read_json(file)
     has_gates = saved.get("gates") is not None
-    is_gated = bool(model.head_gates()) if hasattr(model, "head_gates") else False
+    is_gated = bool(gates_of(model))
     now = model.config.to_dict()
     if not (has_gates or is_gated or any(one.get(name) for one in (saved, now) for name in RECORDS)):
         return False
