@@ -2,13 +2,14 @@
 """How good and how fast Torch-Pruning leaves a classifier, beside `prune_heads` with the same FLOPs and training.
 
     python recipes/benchmarks/torch_pruning_peer.py --run runs/sst2-2x --output_dir runs/peer-2x
-    python recipes/benchmarks/torch_pruning_peer.py --run runs/sst2-2x --flops 0.5 0.35 --importance taylor magnitude
+    python recipes/benchmarks/torch_pruning_peer.py --run runs/sst2-2x --importance taylor taylor_global
 
 `--run` is the output folder of a finished run of `recipes/prune_heads.py` on texts with classes, started from the same
 working directory. Its dense model, texts, trainer settings, teacher and seed are used again. Torch-Pruning removes
 attention heads and feed-forward units of the dense model, ranked over all layers (`global_pruning`, `isomorphic`), the
 same fraction of both; a search finds the smallest fraction with at most the FLOPs of a model of the run, or those of
-`--flops`. What is left is trained for as many epochs as the models of the run after the dense one.
+`--flops`. The importance is relative to the mean of the layer, as by default in Torch-Pruning (`taylor`, `magnitude`),
+or not (`taylor_global`). What is left is trained for as many epochs as the models of the run after the dense one.
 
 Dense models, models of the run and models of Torch-Pruning take turns in each round; speed-ups are ratios of medians.
 Torch-Pruning is no dependency: `pip install torch-pruning`.
@@ -55,8 +56,13 @@ from hf_attn_dynamics.recipes.run import CONFIG, read_summaries, run_recipe
 
 
 TASK = "text-classification"
-# Classes of Torch-Pruning, by the values of --importance.
-IMPORTANCE = {"taylor": "GroupTaylorImportance", "magnitude": "GroupMagnitudeImportance"}
+# Classes of Torch-Pruning and their settings, by the values of --importance. By default, they divide the importance of
+# heads and units by the mean of their layer, which leaves all layers about equally large.
+IMPORTANCE = {
+    "taylor": ("GroupTaylorImportance", {}),
+    "taylor_global": ("GroupTaylorImportance", {"normalizer": None}),
+    "magnitude": ("GroupMagnitudeImportance", {}),
+}
 SEARCH_STEPS = 12
 
 
@@ -167,10 +173,11 @@ class TorchPruning:
             and module not in inputs_of_units
             and module not in num_heads
         ]
+        name, settings = IMPORTANCE[importance]
         pruner = self.peer.pruner.BasePruner(
             model,
             self.inputs,
-            importance=getattr(self.peer.importance, IMPORTANCE[importance])(),
+            importance=getattr(self.peer.importance, name)(**settings),
             global_pruning=True,
             # Heads and units are ranked apart.
             isomorphic=True,

@@ -53,13 +53,14 @@ def run(folder, *words):
 
 @needs_peer
 def test_both_have_the_same_flops_and_all_models_are_measured(finished, tmp_path, capsys):
-    summary = run(finished, "--importance", "taylor", "magnitude", "--output_dir", tmp_path / "out")
+    summary = run(finished, "--importance", *benchmark.IMPORTANCE, "--output_dir", tmp_path / "out")
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
     dense, ours, *peers = summary["rows"]
     assert [(row["system"], row["method"], row["goal"]) for row in summary["rows"]] == [
         ("dense", "", ""),
         ("package", "random", "2"),
         ("torch_pruning", "taylor", "2"),
+        ("torch_pruning", "taylor_global", "2"),
         ("torch_pruning", "magnitude", "2"),
     ]
     assert (dense["heads"], dense["units"], dense["flops_ratio"]) == ([4, 4], [64, 64], 1)
@@ -105,7 +106,7 @@ def test_without_torch_pruning_one_line_says_how_to_get_it(finished, monkeypatch
     ("words", "message"),
     [
         (["--flops", "1.2"], "flops must be greater than 0 and less than 1, got 1.2"),
-        (["--importance", "fisher"], "importance must be among taylor, magnitude, got 'fisher'"),
+        (["--importance", "fisher"], "importance must be among taylor, taylor_global, magnitude, got 'fisher'"),
         (["--shapes", "8"], "shapes must be like 8x128, sentences and tokens, got '8'"),
     ],
 )
