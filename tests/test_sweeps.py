@@ -144,6 +144,22 @@ def test_a_run_that_has_diverged_is_missing_in_the_mean(tmp_path):
     assert "2.000 ± 1.414 (2 of 4)" in table(sweep, [mean])
 
 
+def test_a_figure_may_be_a_place_in_the_rows_of_a_summary(tmp_path):
+    place = ["rows", {"method": "{system}", "heads": 12}, "bleu"]
+    sweep = Sweep(**definition(figures={"BLEU": place, "all heads": "bleu_dense"}, grid={}, seeds=[1]))
+    rows = [{"method": method, "heads": heads, "bleu": heads + place} for place, method in enumerate("ab")
+            for heads in (24, 12)]  # fmt: skip
+    write_summaries(tmp_path, sweep, lambda run: {"rows": rows, "bleu_dense": 30.0})
+    found = [(row["system"], row["BLEU"], row["all heads"]) for row in collect(sweep, tmp_path)]
+    assert found == [("a", 12, 30.0), ("b", 13, None)]
+    # A run may lack one of the systems, but not all runs all of them.
+    write_summaries(tmp_path / "some", sweep, lambda run: {"rows": rows[:2], "bleu_dense": 30.0})
+    assert [row["BLEU"] for row in collect(sweep, tmp_path / "some")] == [12, None]
+    write_summaries(tmp_path / "none", sweep, lambda run: {"rows": [], "bleu_dense": 30.0})
+    with pytest.raises(ValueError, match="which no summary has"):
+        collect(sweep, tmp_path / "none")
+
+
 def test_one_seed_has_no_deviation(tmp_path):
     sweep = Sweep(**definition(seeds=[4], systems=["a"], grid={}))
     write_summaries(tmp_path, sweep, lambda run: {"loss_a": 1.5})
@@ -213,6 +229,8 @@ def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
         ),
         ({"figures": {"loss": 3}}, "figures of a sweep must be keys of summary.json, in braces at most {system}, got"),
         ({"figures": {"loss": "x_{foo}"}}, "got loss: 'x_{foo}'"),
+        ({"figures": {"loss": ["rows", {"method": "{foo}"}, "x"]}}, "got loss: ['rows', {'method': '{foo}'}, 'x']"),
+        ({"figures": {"loss": []}}, "got loss: []"),
         (
             {"figures": {"text": "text"}, "settings": {"text": "x"}},
             "'text' of the sweep must be a number, got 'x'",

@@ -11,7 +11,8 @@ A sweep is a YAML file:
     grid: {learning_rate: [3.0e-4, 1.0e-3], warmup_steps: [0, 100]}   # every combination (optional)
     seeds: [1, 2, 3]
     systems: [guided, unguided]       # what one run compares; {system} in a key below stands for each (optional)
-    figures: {MLM loss: "mlm_loss_eval_{system}", step ratio: step_ratio}     # headings, and keys of summary.json
+    figures: {MLM loss: "mlm_loss_eval_{system}", step ratio: step_ratio}     # headings, and keys of summary.json;
+                                      # or places in it: [rows, {method: "{system}", heads: 12}, bleu]
     digits: 3                         # decimals in the table
     best: {loss: mlm_loss_eval_unguided, curve: eval_curve_guided}            # see [`add_ratio_to_best`] (optional)
     heat_map: {figure: "mlm_loss_eval_{system}", rows: [learning_rate], columns: [warmup_steps]}   # (optional)
@@ -26,6 +27,7 @@ import re
 import runpy
 import statistics
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -40,6 +42,7 @@ from .._tables import format_table
 from ..cli import main as run_of_package
 from . import JOBS
 from .arguments.parsing import read_yaml
+from .reproduction import number_at
 from .run import SUMMARY, check_output_dir, read_summaries, write_yaml
 
 
@@ -67,7 +70,7 @@ class Sweep:
     """
 
     recipe: str
-    figures: dict[str, str]
+    figures: dict[str, str | list]
     seeds: list[int]
     settings: dict[str, Any] = field(default_factory=dict)
     variants: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
@@ -97,7 +100,8 @@ class Sweep:
                     f"{key} is in the grid of a sweep and in its variant {name!r}; leave one of them out."
                 )
         for heading, key in self.figures.items():
-            if not isinstance(key, str) or re.search(r"[{}]", key.replace("{system}", "")):
+            words = list(_words_in(key))
+            if not words or any(re.search(r"[{}]", word.replace("{system}", "")) for word in words):
                 raise ValueError(
                     f"figures of a sweep must be keys of summary.json, in braces at most {{system}}, got {heading}: "
                     f"{key!r}."
@@ -109,7 +113,7 @@ class Sweep:
         if self.heat_map and self.heat_map["figure"] not in self.figures.values():
             raise ValueError(
                 f"heat_map shows {self.heat_map['figure']!r}, which is not among the figures of the sweep: "
-                f"{', '.join(self.figures.values())}."
+                f"{', '.join(map(str, self.figures.values()))}."
             )
         for axis in ("rows", "columns") if self.heat_map else ():
             if not isinstance(self.heat_map[axis], list):
@@ -173,6 +177,41 @@ def _with_seed(value: Any, seed: int) -> Any:
     if isinstance(value, list):
         return [_with_seed(one, seed) for one in value]
     return value.replace("{seed}", str(seed)) if isinstance(value, str) else value
+
+
+def _words_in(key: Any) -> Iterator[str]:
+    """The words of a key of `summary.json`, or of a place in it; nothing of what is neither."""
+    if isinstance(key, str):
+        yield key
+    elif isinstance(key, list):
+        for one in key:
+            for word in one.values() if isinstance(one, dict) else [one]:
+                yield from _words_in(word)
+
+
+def _of_system(key: Any, system: str) -> Any:
+    """A key of `summary.json`, or a place in it, with the name of a system in place of `{system}`."""
+    if isinstance(key, str):
+        return key.replace("{system}", system)
+    if isinstance(key, list):
+        return [_of_system(one, system) for one in key]
+    if isinstance(key, dict):
+        return {name: _of_system(one, system) for name, one in key.items()}
+    return key
+
+
+def _has(summary: dict[str, Any], key: str | list) -> bool:
+    return key in summary if isinstance(key, str) else _result(summary, key) is not None
+
+
+def _result(summary: dict[str, Any], key: str | list) -> Any:
+    """What a summary has for a key or at a place; `None` if there is nothing."""
+    if isinstance(key, str):
+        return summary.get(key)
+    try:
+        return number_at(summary, key)
+    except ValueError:
+        return None
 
 
 def run_sweep(
@@ -322,9 +361,9 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
         raise ValueError(f"{folder} holds no finished run of the sweep.")
     if sweep.best is not None:
         add_ratio_to_best(sweep, summaries)
-    known = set().union(*summaries.values())
     for key in sweep.figures.values():
-        if not any(key.format(system=system) in known for system in sweep.systems):
+        places = [_of_system(key, system) for system in sweep.systems]
+        if not any(_has(summary, place) for summary in summaries.values() for place in places):
             raise ValueError(
                 f"{folder}: figures of the sweep name {key!r}, which no summary has; correct the file, and make the "
                 "table with --tables_only."
@@ -336,9 +375,9 @@ def collect(sweep: Sweep, folder: str | Path) -> list[dict[str, Any]]:
             "system": system,
             "seed": run.seed,
             **{
-                heading: summaries[run.name].get(key.format(system=system))
+                heading: _result(summaries[run.name], _of_system(key, system))
                 # A result of the whole run stands in the row of its first system.
-                if "{system}" in key or system == sweep.systems[0]
+                if any("{system}" in word for word in _words_in(key)) or system == sweep.systems[0]
                 else None
                 for heading, key in sweep.figures.items()
             },

@@ -13,6 +13,9 @@ After Voita et al. (2019), section 6. First, a model with all heads is trained (
 encoder has gates, the decoder is frozen from then on. `--guidance` is for models that start from random weights;
 `compare_translation.py` measures its effect.
 
+With `--early_stopping_patience`, the dense model, the pruned one and the one from scratch are each trained until the
+validation loss stops falling, and get their best weights; `--max_steps` and `--finetune_steps` are then the most.
+
 Writes to `--output_dir`: `summary.json`, `table.csv` (as table 2 of the paper), `curve.png`, `heads.png`, `gates.png`,
 `gate_history.png` and `.svg` of each, `config.yaml` (the values of the run), and models with tokenizer, code and card:
 `dense/`, and `model-K/` with K heads or `model-penalty-λ/`. With `--push_to_hub true --hub_model_id USER/NAME`, the
@@ -20,6 +23,7 @@ first `model-…/` is pushed to the Hub after everything is written.
 """
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +31,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from accelerate import PartialState
-from transformers import AutoConfig, PreTrainedModel, set_seed
+from transformers import AutoConfig, PreTrainedModel, TrainerCallback, set_seed
 
 from .. import (
     GateHistory,
@@ -68,6 +72,7 @@ from .translation import (
 
 SEQ2SEQ_CLASS = "AutoModelForSeq2SeqLM"
 TRANSLATION_METRICS = ("bleu", "exact_match", "nll")
+FIGURES = (*TRANSLATION_METRICS, "parameters", "steps")  # of each model
 DEFAULT_TIMESCALE = 10_000  # of the schedule inverse_sqrt of Transformers without warm-up
 
 
@@ -120,15 +125,75 @@ def schedule_after(steps: int, training_args: PruningTrainingArguments) -> dict[
     }
 
 
+class StopAtBest(TrainerCallback):
+    """Stops training when evaluations have not lowered the validation loss for a while.
+
+    It reads the log of the training, which checkpoints hold: a resumed training stops where it would have.
+
+    Args:
+        patience (`int`): Number of these evaluations.
+    """
+
+    def __init__(self, patience: int):
+        self.patience = patience
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry]
+        if losses and len(losses) - 1 - losses.index(min(losses)) >= self.patience:
+            control.should_training_stop = True
+
+    # A training that was stopped here is over, too, when it is resumed.
+    on_train_begin = on_evaluate
+
+
+def train_to_best(
+    name: str,
+    model: PreTrainedModel,
+    steps: int,
+    args: PruningArguments,
+    training_args: PruningTrainingArguments,
+    corpus: TranslationCorpus,
+    callbacks: Sequence[TrainerCallback] = (),
+    **settings: Any,
+) -> tuple[HeadwiseSeq2SeqTrainer, int]:
+    """Trains a model for some steps, with `--early_stopping_patience` until the validation loss stops falling.
+
+    Returns:
+        `tuple[HeadwiseSeq2SeqTrainer, int]`: the trainer, and the number of steps up to the weights of its model.
+    """
+    if args.early_stopping_patience is None:
+        trainer = train_translator(name, model, steps, training_args, corpus, [*callbacks], **settings)
+        return trainer, steps
+    every = training_args.eval_steps or training_args.save_steps
+    settings |= {
+        "eval_strategy": "steps",
+        "eval_steps": every,
+        "save_strategy": "steps",
+        "save_steps": every,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": False,
+    }
+    stopping = StopAtBest(args.early_stopping_patience)
+    trainer = train_translator(name, model, steps, training_args, corpus, [*callbacks, stopping], **settings)
+    return trainer, trainer.state.best_global_step or trainer.state.global_step
+
+
 def prune_translator(
     name: str,
     penalty: float | None,
     keep: int | None,
+    dense_steps: int,
     args: PruningArguments,
     training_args: PruningTrainingArguments,
     corpus: TranslationCorpus,
-) -> HeadwiseSeq2SeqTrainer:
-    """Trains a copy of the dense model with gates, prunes its closed heads, and fine-tunes it."""
+) -> tuple[HeadwiseSeq2SeqTrainer, int]:
+    """Trains a copy of the dense model with gates, prunes its closed heads, and fine-tunes it.
+
+    Returns:
+        `tuple[HeadwiseSeq2SeqTrainer, int]`: the trainer, and the number of steps up to the weights of its model, with
+        those of the dense model.
+    """
     folder = Path(training_args.output_dir)
     stage = folder / "checkpoints" / f"{name}-gates"
     encoder_only = set(args.gate_sites) == {"encoder"}
@@ -140,7 +205,7 @@ def prune_translator(
         model = headwise_model(folder / "dense", SEQ2SEQ_CLASS, guidance=None).add_gates(gates)
         history = GateHistory(every=max(1, args.gate_steps // 100))
         target = {"target_heads": keep} if penalty is None else {"gate_penalty": penalty}
-        schedule = schedule_after(training_args.max_steps, training_args)
+        schedule = schedule_after(dense_steps, training_args)
         trainer = train_translator(
             stage.name, model, args.gate_steps, training_args, corpus, [history], **target, **schedule, **shared
         )
@@ -151,8 +216,10 @@ def prune_translator(
         PartialState().wait_for_everyone()
     set_seed(training_args.seed)
     model = headwise_model(stage / "pruned", SEQ2SEQ_CLASS)
-    schedule = schedule_after(training_args.max_steps + args.gate_steps, training_args)
-    return train_translator(name, model, args.finetune_steps, training_args, corpus, **schedule, **shared)
+    gated_steps = dense_steps + args.gate_steps
+    schedule = schedule_after(gated_steps, training_args)
+    trainer, steps = train_to_best(name, model, args.finetune_steps, args, training_args, corpus, **schedule, **shared)
+    return trainer, gated_steps + steps
 
 
 def evaluate_with_heads(
@@ -216,16 +283,17 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
         set_seed(training_args.seed)
         timer = StepTimer()
         model = HeadwiseMarianMTModel(config)
-        trainer = train_translator(
-            "dense", model, steps["dense"], training_args, corpus, [timer], freeze_decoder=False
+        trainer, taken = train_to_best(
+            "dense", model, steps["dense"], args, training_args, corpus, [timer], freeze_decoder=False
         )
         row = evaluate_with_heads(trainer.model, "dense", args, training_args, corpus)
-        return {**row, "seconds_per_step": timer.figures()["seconds_per_step"]}, trainer, "dense"
+        figures = {"steps": taken, "seconds_per_step": timer.figures()["seconds_per_step"]}
+        return {**row, **figures}, trainer, "dense"
 
     def make_pruned(name: str, penalty: float | None, keep: int | None):
-        trainer = prune_translator(f"model-{name}", penalty, keep, args, training_args, corpus)
+        trainer, taken = prune_translator(f"model-{name}", penalty, keep, dense["steps"], args, training_args, corpus)
         row = evaluate_with_heads(trainer.model, "pruned", args, training_args, corpus)
-        return {**row, "gate_penalty": penalty}, trainer, f"model-{name}"
+        return {**row, "gate_penalty": penalty, "steps": taken}, trainer, f"model-{name}"
 
     def make_from_scratch(name: str, penalty: float | None):
         pruned = AutoConfig.from_pretrained(folder / f"model-{name}")
@@ -236,20 +304,27 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
             "warmup_steps": training_args.get_warmup_steps(training_args.max_steps),
         }
         model = HeadwiseMarianMTModel(pruned)
-        trainer = train_translator(f"scratch-{name}", model, steps["from_scratch"], training_args, corpus, **settings)
+        trainer, taken = train_to_best(
+            f"scratch-{name}", model, steps["from_scratch"], args, training_args, corpus, **settings
+        )
         row = evaluate_with_heads(trainer.model, "from scratch", args, training_args, corpus)
-        return {**row, "gate_penalty": penalty}, trainer, None
+        return {**row, "gate_penalty": penalty, "steps": taken}, trainer, None
 
-    dense = run.once("dense", make_dense)
+    def once(method: str, name: str, make: Callable) -> dict[str, Any]:
+        # Runs of earlier versions, which may be resumed, take all steps and do not record them.
+        return {"steps": steps[method], **run.once(name, make)}
+
+    dense = once("dense", "dense", make_dense)
     pruned = {
-        name: run.once(f"model-{name}", partial(make_pruned, name, penalty, keep)) for name, penalty, keep in wanted
+        name: once("pruned", f"model-{name}", partial(make_pruned, name, penalty, keep))
+        for name, penalty, keep in wanted
     }
     scratch = {
-        name: run.once(f"scratch-{name}", partial(make_from_scratch, name, penalty))
+        name: once("from_scratch", f"scratch-{name}", partial(make_from_scratch, name, penalty))
         for name, penalty, _ in wanted
         if args.from_scratch
     }
-    summary = summarise(dense, pruned, scratch, steps, args, facts)
+    summary = summarise(dense, pruned, scratch, args, facts)
     return run.finish(
         summary,
         lambda: publish(dense, pruned, scratch, summary, args, folder, wanted),
@@ -259,7 +334,7 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
 
 
 def translation_row(row: dict[str, Any]) -> TranslationRow:
-    values = {key: row[key] for key in ("method", "gate_penalty", "heads", *TRANSLATION_METRICS, "parameters")}
+    values = {key: row[key] for key in ("method", "gate_penalty", "heads", *FIGURES)}
     return TranslationRow(**values, heads_at={kind: row[f"heads_{kind}"] for kind in SITE_KINDS})
 
 
@@ -267,18 +342,16 @@ def summarise(
     dense: dict,
     pruned: dict[str, dict],
     scratch: dict[str, dict],
-    steps: dict[str, int],
     args: PruningArguments,
     facts: CorpusFacts,
 ) -> TranslationSummary:
     name, first = next(iter(pruned.items()))
     models = {"dense": dense, "pruned": first, **({"from_scratch": scratch[name]} if name in scratch else {})}
     return TranslationSummary(
-        **{key: {model: row[key] for model, row in models.items()} for key in (*TRANSLATION_METRICS, "parameters")},
+        **{key: {model: row[key] for model, row in models.items()} for key in FIGURES},
         heads_total=dense["heads"],
         heads_kept=first["heads"],
         heads_at={kind: first[f"heads_{kind}"] for kind in SITE_KINDS},
-        steps={model: steps[model] for model in models},
         seconds_per_step_dense=dense["seconds_per_step"],
         rows=[translation_row(row) for row in (dense, *pruned.values(), *scratch.values())],
         num_beams=args.num_beams,

@@ -61,6 +61,19 @@ class BenchmarkArguments(RunArguments):
         return torch.device("cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def parse_shapes(shapes: Iterable[str]) -> list[tuple[int, int]]:
+    """Sentences and tokens of batches such as `8x128`.
+
+    Raises:
+        ValueError: if one is not two numbers, or one is given twice.
+    """
+    check_names("shapes", list(shapes))
+    for shape in shapes:
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
+            raise ValueError(f"shapes must be like 8x128, sentences and tokens, got {shape!r}.")
+    return [tuple(map(int, shape.split("x"))) for shape in shapes]
+
+
 @dataclass
 class Seconds:
     """Wall-clock and CPU seconds of each turn of each system."""

@@ -10,12 +10,11 @@ are left, chosen at random. Dense and pruned model take turns; results are media
 Keys of `summary.json`: `rows`, one for each model, batch size and length; and the settings.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmarking import BenchmarkArguments, write_summary
+from benchmarking import BenchmarkArguments, parse_shapes, write_summary
 
 from hf_attn_dynamics import HeadwiseBertConfig, head_report, headwise_model, random_importance, retain_heads
 from hf_attn_dynamics._refusals import refuse_bad_input
@@ -44,13 +43,10 @@ class LatencyArguments(BenchmarkArguments):
     def __post_init__(self):
         super().__post_init__()
         check_names("keep", self.keep)
-        check_names("shapes", self.shapes)
+        parse_shapes(self.shapes)
         for keep in self.keep:
             if not 1 <= keep <= LAYERS * HEADS:
                 raise ValueError(f"keep must be a number of heads from 1 to {LAYERS * HEADS}, got {keep}.")
-        for shape in self.shapes:
-            if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", shape):
-                raise ValueError(f"shapes must be like 8x128, sentences and tokens, got {shape!r}.")
 
 
 def build_models(args: LatencyArguments) -> dict:
@@ -77,8 +73,7 @@ def main(args: LatencyArguments) -> dict:
         models = build_models(args)
     rows = []
     for name, model in models.items():
-        for shape in args.shapes:
-            batch, length = map(int, shape.split("x"))
+        for batch, length in parse_shapes(args.shapes):
             report = head_report(model, batch=batch, length=length, rounds=args.rounds).to_dict()
             rows.append({"model": name, "batch": batch, "length": length, **{key: report[key] for key in KEYS}})
     header = ["model", "batch", "length", "FLOPs", "dense (ms)", "pruned (ms)", "time", "speed-up / ideal"]

@@ -1,5 +1,6 @@
 import csv
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hf_attn_dynamics import HeadwiseMarianMTModel
 from hf_attn_dynamics.recipes import train_translation, translation
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 from hf_attn_dynamics.recipes.summaries.train_translation import TranslationSummary
+from hf_attn_dynamics.recipes.sweeps import Sweep, collect
 
 
 ROOT = Path(__file__).parents[2]
@@ -270,6 +272,58 @@ def whole(tmp_path_factory, text):
     return run(flags(tmp_path_factory.mktemp("whole") / "run", text, **STEPS))
 
 
+def validation_losses(folder):
+    """Validation losses of a training by its steps, and its last checkpoint."""
+    last = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    log = json.loads((last / "trainer_state.json").read_text())["log_history"]
+    return {entry["step"]: entry["eval_loss"] for entry in log if "eval_loss" in entry}, last
+
+
+def test_each_model_is_trained_until_the_validation_loss_stops_falling(tmp_path, text):
+    # With such a learning rate, the loss soon rises.
+    patience = {"early_stopping_patience": 2, "eval_steps": 2, "learning_rate": 0.3, "warmup_steps": 6}
+    most = {"max_steps": 80, "finetune_steps": 80, "save_total_limit": 9}
+    argv = flags(tmp_path / "run", text, keep=6, from_scratch="true", **patience, **most)
+    summary = run(argv)
+    found = {}
+    for name in ("dense", "model-6", "scratch-6"):
+        losses, last = validation_losses(tmp_path / "run/checkpoints" / name)
+        found[name] = min(losses, key=losses.get)
+        assert last.name == f"checkpoint-{found[name] + 2 * 2}"
+        assert max(losses) == found[name] + 2 * 2 < 80
+        if name != "scratch-6":
+            best = weights(last.with_name(f"checkpoint-{found[name]}"))
+            assert all(torch.equal(weight, best[key]) for key, weight in weights(tmp_path / "run" / name).items())
+    assert summary["steps_dense"] == found["dense"]
+    assert summary["steps_pruned"] == found["dense"] + 4 + found["model-6"]
+    assert summary["steps_from_scratch"] == found["scratch-6"]
+    assert [row["steps"] for row in summary["rows"]] == [
+        summary[f"steps_{model}"] for model in ("dense", "pruned", "from_scratch")
+    ]
+    # A run that ended between two models goes on with the same ones.
+    (tmp_path / "run/summary.json").unlink()
+    for record in (tmp_path / "run/checkpoints").glob("*/run.json"):
+        record.unlink()
+    again = run([*argv, "--resume", "true"])
+    for key in ("nll_dense", "nll_pruned", "nll_from_scratch", "steps_pruned", "bleu_from_scratch"):
+        assert again[key] == summary[key]
+
+
+def test_the_sweep_behind_the_results_has_valid_flags_and_finds_its_figures(finished, tmp_path):
+    sweep = Sweep.load(ROOT / "recipes/sweeps/translation_pruned.yaml")
+    args, training_args = parse(*words(**{**sweep.settings, "output_dir": tmp_path}))
+    assert (args.keep, args.from_scratch, training_args.eval_steps) == ([24, 12], True, 874)
+    # The run stands for one of the sweep, with a quarter of the heads.
+    figures = json.loads(json.dumps(sweep.figures).replace('"heads": 24', '"heads": 6').replace("12}", "3}"))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/seed-1").symlink_to(finished[0])
+    pruned, scratch = collect(replace(sweep, figures=figures, seeds=[1]), tmp_path)
+    assert None not in pruned.values()
+    assert pruned["BLEU, 24 heads"] == finished[1]["bleu_pruned"]
+    assert scratch["NLL, 24 heads"] == finished[1]["nll_from_scratch"]
+    assert scratch["steps, 12 heads"] == 10
+
+
 def test_translations_that_repeat_themselves_are_cut_short(capsys):
     translation.print_examples([{"source": "eins", "target": "one", "dense": "one " * 100, "pruned": "one"}])
     *_, dense, pruned = capsys.readouterr().out.splitlines()
@@ -308,6 +362,7 @@ def test_translations_that_repeat_themselves_are_cut_short(capsys):
         ({"num_train_epochs": 2}, "num_train_epochs=2.0 has no effect here; set max_steps"),
         ({"gate_steps": 0}, "gate_steps must be at least 1, got 0"),
         ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience must be at least 1, got 0"),
         ({"generation_num_beams": 4}, "generation_num_beams=4 has no effect here; set num_beams"),
         ({"generation_max_length": 1000}, "generation_max_length=1000"),
         ({"target_heads": 4}, "target_heads=4 has no effect here; set keep"),

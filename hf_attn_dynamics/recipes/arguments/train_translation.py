@@ -33,8 +33,18 @@ class PruningArguments(TranslationArguments):
     gate_steps: int = flag(400, "Steps of training with gates.")
     finetune_steps: int = flag(200, "Steps of training after pruning.")
     from_scratch: bool = flag(False, "Also train models with the same heads from random weights.")
+    early_stopping_patience: int | None = flag(
+        None,
+        "Train each model but those with gates until so many evaluations, every eval_steps (save_steps by default), "
+        "have not lowered the validation loss, and take its best weights; the numbers of steps are the most.",
+    )
 
-    least: ClassVar[dict[str, int]] = {**TranslationArguments.least, "gate_steps": 1, "finetune_steps": 0}
+    least: ClassVar[dict[str, int]] = {
+        **TranslationArguments.least,
+        "gate_steps": 1,
+        "finetune_steps": 0,
+        "early_stopping_patience": 1,
+    }
 
     def __post_init__(self):
         super().__post_init__()

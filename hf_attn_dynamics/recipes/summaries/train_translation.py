@@ -24,6 +24,7 @@ class TranslationRow(Record):
     exact_match: float = result(EXACT_MATCH)
     nll: float = result(NLL)
     parameters: int = result("Number of parameters, including fixed position embeddings.")
+    steps: int = result("Number of optimizer steps up to its weights, with those of the models that it comes from.")
 
 
 @dataclass(kw_only=True)
@@ -44,7 +45,9 @@ class TranslationSummary(Summary):
     parameters: dict[str, int] = result(
         "Number of parameters, including fixed position embeddings.", per=("dense", "pruned")
     )
-    steps: dict[str, int] = result("Total number of optimizer steps.", per=MODELS)
+    steps: dict[str, int] = result(
+        "Total number of optimizer steps; with --early_stopping_patience, up to the best weights.", per=MODELS
+    )
     seconds_per_step_dense: float = result(
         "Wall-clock time of a step of the dense model in seconds, without evaluation and data loading."
     )
