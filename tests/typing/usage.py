@@ -15,6 +15,7 @@ from typing_extensions import assert_type
 
 import hf_attn_dynamics
 from hf_attn_dynamics import (
+    CostTable,
     HeadConfidence,
     HeadDynamicsCallback,
     HeadReading,
@@ -33,6 +34,7 @@ from hf_attn_dynamics import (
     RelativePositions,
     SyntacticRoles,
     attention_maps,
+    count_flops_table,
     expected_open_heads,
     global_contribution,
     head_importance,
@@ -44,6 +46,7 @@ from hf_attn_dynamics import (
     load_pruned,
     local_contribution,
     masked_heads,
+    measure_latency_table,
     observe,
     pattern_names,
     plot_head_dynamics,
@@ -112,6 +115,10 @@ def prune(batches: list[dict[str, torch.Tensor]]) -> None:
     prune_heads(model, importance.ranked()[-6:])
     prune_heads(model, {"encoder": {0: [1]}, "cross": {1: [0]}})
     assert_type(head_report(load_pruned("pruned"), latency=False), HeadReport)
+    table = measure_latency_table(model, batch=8, length=128, cache_dir=False)
+    assert_type(table, CostTable)
+    assert_type(table.speedup_of(load_pruned("pruned")), float)
+    assert_type(count_flops_table(model).largest_speedup(), dict[str, float])
     prune_heads(model, 3)  # type: ignore[arg-type]
 
 

@@ -153,6 +153,16 @@ def test_shared_layers_cost_all_their_runs(monkeypatch):
     assert table.cost_of(prune_units(prune_heads(model, {0: [1]}), {0: range(12)})) == pytest.approx(6 * (1 + 6 + 6))
 
 
+def test_a_warning_says_that_the_machine_is_too_noisy(monkeypatch, caplog):
+    clock = Clock(monkeypatch, BertModel, additive)
+    measured(bert(), points=2, rounds=9)
+    assert not caplog.records
+    draw = random.Random(0)
+    clock.load = lambda turn: draw.uniform(1, 5)
+    measured(bert(), points=2, rounds=9)
+    assert "% of the dense model's time. Measure more than 9 rounds" in caplog.text
+
+
 @pytest.mark.parametrize(("name", "kinds"), [("t5", ["encoder", "decoder", "cross"]), ("llama", ["decoder"])])
 def test_kinds_of_sites_and_groups_of_heads_have_their_own_grids(name, kinds):
     model = build_stock(name)
@@ -440,3 +450,8 @@ def test_models_that_cannot_be_measured_are_refused():
         measured(build_image_reader("llava")[0])
     with pytest.raises(ValueError, match="model is a Linear, which cannot be built"):
         measured(torch.nn.Linear(2, 2))
+    uneven = bert()
+    layer = uneven.encoder.layer[1]
+    layer.intermediate.dense, layer.output.dense = torch.nn.Linear(16, 12), torch.nn.Linear(12, 16)
+    with pytest.raises(ValueError, match="the encoder layers have 24 or 12 units; cost tables need the same number"):
+        measured(uneven)
