@@ -41,7 +41,7 @@ from transformers import PreTrainedModel, set_seed
 from .. import HeadwiseTrainer, HeadwiseTrainingArguments
 from .._tables import format_table
 from ..training import LogWhenSaved, check_trainer_arguments
-from .arguments.base import flag
+from .arguments.base import OF_HIDDEN_STATES, flag
 from .arguments.distil_heads import DistilArguments
 from .checkpoints import load_config
 from .classifier_tasks import SampledTask, write_classifier_card
@@ -84,7 +84,7 @@ class DistilTrainingArguments(ClassifierTrainingArguments):
     eval_strategy: str = flag("steps", "When to evaluate.")
     eval_steps: float | None = flag(0.1, "Steps between evaluations, or their fraction of the run.")
 
-    without_effect: ClassVar[dict[str, str]] = {}
+    without_effect: ClassVar[dict[str, str]] = OF_HIDDEN_STATES
 
 
 def layers_of(model: PreTrainedModel) -> str:

@@ -27,6 +27,9 @@ from .frozen_decoder import FrozenDecoderMixin as FrozenDecoderMixin
 from .gates import GateHistory as GateHistory
 from .head_dynamics import TIMELINE as TIMELINE
 from .head_dynamics import HeadDynamicsCallback as HeadDynamicsCallback
+from .hidden_distillation import hidden_distillation_loss as hidden_distillation_loss
+from .hidden_distillation import hidden_layer_distances as hidden_layer_distances
+from .hidden_distillation import match_hidden_layers as match_hidden_layers
 from .layer_rates import LayerRatesMixin as LayerRatesMixin
 from .layer_rates import layer_factors as layer_factors
 from .layer_rates import spread_rates as spread_rates

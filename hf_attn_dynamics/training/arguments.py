@@ -191,6 +191,12 @@ class HeadwiseArguments:
 
     def __post_init__(self):
         self.check_values()
+        # Only here: copies of arguments may train without the hidden states of a teacher.
+        if self.hidden_distillation_layers is not None and not self.hidden_distillation_weight:
+            raise ValueError(
+                f"hidden_distillation_layers={self.hidden_distillation_layers} needs a hidden_distillation_weight "
+                "above 0."
+            )
         super().__post_init__()
 
     @classmethod
@@ -245,8 +251,6 @@ class HeadwiseArguments:
             raise ValueError(f"hidden_distillation_weight must be finite and at least 0, got {weight}.")
         if layers is None:
             return
-        if not weight:
-            raise ValueError(f"hidden_distillation_layers={layers} needs a hidden_distillation_weight above 0.")
         name = "hidden_distillation_layers"
         if isinstance(layers, str):
             layers = _parsed(name, layers if layers.strip().startswith(("{", "[")) else f"[{layers}]")

@@ -131,7 +131,7 @@ class Teacher:
                 out. An encoder–decoder needs the decoder's input.
         """
         _check_length(self.model, batch)
-        options = {"output_hidden_states": True} if self.hidden_layers else {}
+        options = {"output_hidden_states": self._chosen_states} if self.hidden_layers else {}
         if self._reader is None:
             arguments = {**unlabelled_arguments(self.model, batch), **options}
             outputs, found = evaluation_view(self.model).root(**arguments, return_dict=True), {}
@@ -139,6 +139,13 @@ class Teacher:
             outputs, found = self._reader(batch, **options)
         attention = {own: found[other] for own, other in self._site_of.items()}
         return TeacherOutput(attention, outputs.get("logits"), self._learned_states(outputs))
+
+    @property
+    def _chosen_states(self) -> list[int] | bool:
+        """Indices of the hidden states to keep. Models that keep all of them take a list as True."""
+        chosen = sorted({layer + 1 for layers in self.hidden_layers.values() for layer in layers})
+        # Larger ones, as of a decoder with more layers than its encoder, would be dropped.
+        return chosen if max(chosen) <= self.model.config.get_text_config().num_hidden_layers else True
 
     def _learned_states(self, outputs: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor | None, ...]] | None:
         """Hidden states of the layers that are learned; all others can be freed."""

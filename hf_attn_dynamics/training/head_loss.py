@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -240,7 +240,9 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         if torch.is_tensor(num_items):
             # A step may have no labels.
             num_items = num_items.clamp(min=1)
-        with _outputs_of(model) as seen:
+        # Fused output layers of other trainers return no hidden states.
+        body = nullcontext([]) if self._hidden is None else _outputs_of(self._plain_model.base_model)
+        with _outputs_of(model) as seen, body as of_body:
             found = super().compute_loss(model, arguments, return_outputs, num_items)
         task_loss, outputs = found if return_outputs else (found, None)
         if num_items is None:
@@ -259,7 +261,8 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
                 loss, seen[0], lesson, inputs, counts, processes
             )
         loss = add_head_losses(loss, {**parts, "guidance_losses": by_name}, **weights)
-        loss = self._with_hidden_states(loss, seen[0], lesson, inputs, counts, step, named)
+        states = next((one for one in (*seen, *of_body) if "hidden_states" in one), seen[0])
+        loss = self._with_hidden_states(loss, states, lesson, inputs, counts, step, named)
         return loss, outputs, named
 
     @property

@@ -42,9 +42,13 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     per step, the same for all micro-batches and processes. They have a separate optimizer group without weight decay.
 
     With a `teacher`, the model learns its attention as a part of the guidance loss (`guidance["teacher"]` of its
-    configuration), its logits (`distillation_weight`), or both: the task loss becomes `(1 − w) · task loss + w ·
-    distillation loss`, the latter the mean over labelled rows, see [`logit_distillation_loss`]. The log then has
-    `distillation_loss`. The teacher runs in evaluation mode, and is neither trained nor saved.
+    configuration), its logits (`distillation_weight`), its hidden states (`hidden_distillation_weight`), or several of
+    them. With logits, the task loss becomes `(1 − w) · task loss + w · distillation loss`, the latter the mean over
+    labelled rows, see [`logit_distillation_loss`]. With hidden states, `β · hidden distillation loss` is added, the
+    mean over the non-padding tokens of the accumulated batch, see [`hidden_distillation_loss`]. The layers of a step
+    are matched by the distances in the step before, see [`match_hidden_layers`], and before the first step by those of
+    the student in evaluation mode on its batch. The log then has `distillation_loss` and `hidden_distillation_loss`.
+    The teacher runs once for each micro-batch, in evaluation mode, and is neither trained nor saved.
 
     Labels are counted in the batch that the collator returns. A subclass may rename label columns in `compute_loss`
     before it calls the method of this class: columns in `args.label_names` that the model does not know are counted,
@@ -73,13 +77,16 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     `hyperparameter_search` and models of `model_init`.
 
     Args:
-        teacher (`PreTrainedModel`, *optional*): Any model that reads the same tokens as the model of the trainer; all
-            other arguments are those of the trainer class.
+        teacher (`PreTrainedModel` or `str`, *optional*): Any model that reads the same tokens as the model of the
+            trainer, or `"self"` for a copy of this model as the trainer gets it, without gates; all other arguments
+            are those of the trainer class.
         latency_table ([`CostTable`], *optional*): Costs for `target_speedup`, such as those of
             [`measure_latency_table`] on the machine on which the model will run, instead of a measurement on the
             device of the trainer.
 
     Attributes:
+        hidden_pairs (`dict[str, dict[int, int]]`): `{layer of the model: layer of the teacher}` whose hidden states
+            are compared in the current step, by stack (`encoder`, `decoder`).
         initial_guidance_weight (`float`, *optional*): α_0 of the run, known once it has started.
 
     Raises:
@@ -88,10 +95,10 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             that a target cannot be reached; if schedules name patterns or targets that no head is guided to; if
             `label_smoothing_factor` is set and the labels are not one column of classes; if no class of the trainer
             reads an argument that is set; if a teacher is missing, not used, or does not fit (other tokens, missing
-            layers or heads, attention that does not follow from queries and keys alone); see also
-            [`check_trainer_arguments`]. While training, if the model is not guided and all labels are ignored, or a
-            target has no row that counts, in the first epoch, the first 100 steps or the whole run, whichever is
-            shortest; and if the column of a target is missing or invalid, before the first step.
+            layers or heads, attention that does not follow from queries and keys alone, hidden states of another
+            size); see also [`check_trainer_arguments`]. While training, if the model is not guided and all labels are
+            ignored, or a target has no row that counts, in the first epoch, the first 100 steps or the whole run,
+            whichever is shortest; and if the column of a target is missing or invalid, before the first step.
     """
 
     reads = (

@@ -94,8 +94,9 @@ def hidden_layer_distances(
 
     Args:
         student_hidden, teacher_hidden, mask, num_tokens: See [`hidden_distillation_loss`].
-        layers (`list[int]`, *optional*): Layers of the teacher, counted from 0; by default every k-th with k = ⌈layers
-            / 4⌉, down from the last.
+        layers (`list[int]`, *optional*): Layers of the teacher, counted from 0. By default those whose states are not
+            `None`, if some are; otherwise every k-th with k = ⌈layers / 4⌉, down from the last: 2, 5, 8 and 11 of
+            twelve layers, as in CoFi.
 
     Returns:
         `dict[int, torch.Tensor]`: distances of shape `(layers of the student,)`, by layer of the teacher, without
@@ -104,11 +105,14 @@ def hidden_layer_distances(
     Raises:
         ValueError: if the teacher lacks a layer or the shapes of the states differ.
     """
-    layers = learned_layers(len(teacher_hidden) - 1) if layers is None else sorted(layers)
+    if layers is None:
+        given = [layer for layer, states in enumerate(teacher_hidden[1:]) if states is not None]
+        every = len(teacher_hidden) - 1
+        layers = learned_layers(every) if len(given) == every else given
     index, count = _tokens(mask, student_hidden)
     count = count if num_tokens is None else num_tokens
-    taught = {layer: _rows(_output(teacher_hidden, layer, "teacher"), index) for layer in layers}
-    found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    taught = {layer: _rows(_output(teacher_hidden, layer, "teacher"), index) for layer in sorted(layers)}
+    found: dict[int, list[torch.Tensor]] = {layer: [] for layer in taught}
     for number in range(len(student_hidden) - 1):
         own = _rows(_output(student_hidden, number, "student"), index)
         for layer, other in taught.items():
@@ -216,7 +220,9 @@ def num_layers_of(model: PreTrainedModel, kind: str) -> int | None:
     config = model.config.get_text_config()
     of_stack = {"encoder": ("encoder_layers",), "decoder": ("decoder_layers", "num_decoder_layers")}
     names = (*(of_stack[kind] if is_seq2seq(model) else ()), "num_hidden_layers")
-    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    count = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    # A layer of ALBERT may be several.
+    return count if count is None else count * getattr(config, "inner_group_num", 1)
 
 
 def checked_layers(

@@ -85,11 +85,6 @@ class TeacherMixin(TrainingHooksMixin):
 
     def _hidden_layers(self, model: PreTrainedModel) -> dict[str, list[int]]:
         """Layers of the teacher whose hidden states are learned, by stack."""
-        if (self.args.activation_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise ValueError(
-                "hidden_distillation_weight needs gradients of hidden states, which reentrant checkpointing does not "
-                'compute: set activation_checkpointing_kwargs={"use_reentrant": False}.'
-            )
         check_hidden_states(unwrapped(self.teacher), model)
         return checked_layers(unwrapped(self.teacher), stacks_of(model), self._argument("hidden_distillation_layers"))
 

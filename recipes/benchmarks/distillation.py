@@ -1,15 +1,17 @@
 # Licensed under the Apache License, Version 2.0.
-"""What a teacher's attention costs: time and peak memory of one optimizer step, beside logits alone and dense maps.
+"""What a teacher costs: time and peak memory of one optimizer step that learns its attention or its hidden states.
 
     python recipes/benchmarks/distillation.py
     python recipes/benchmarks/distillation.py --lengths 512 --rounds 21 --output_dir runs/distillation_benchmark
+    python recipes/benchmarks/distillation.py --systems plain hidden --lengths 128 --cpu_threads 1
 
-Four systems take the same batches with the same weights. In each the student takes a step, and the teacher, which has
+Five systems take the same batches with the same weights. In each the student takes a step, and the teacher, which has
 twice as many layers, runs forward:
     plain    the task loss of the student; what the teacher computes is not used
     taught   the task loss, and KL(teacher‖student) of the twelve heads of the last layer, by this package
     all      the same of all heads of all layers of the student
     dense    the same as taught, from the attention maps of `eager` attention
+    hidden   the task loss, and the hidden states of every k-th layer of the teacher, matched as in CoFi
 
 Times are wall-clock seconds of forward, backward and AdamW, the systems taking turns in one process; ratios are
 medians over rounds of the ratio within a round. Peak memory is the largest resident size of a process of its own for
@@ -17,8 +19,8 @@ each system, less the size before the models were built (on a GPU: the largest s
 weights, gradients, optimizer and activations (Linux only). There is no dropout: attention dropout would keep `sdpa`
 from its fast kernels. The vocabulary is small, so that the cost of the layers is not hidden behind the output layer.
 
-Keys of `summary.json`, for each length n: `seconds_plain_n`, …, `time_taught_to_plain_n`, `time_all_to_plain_n`,
-`time_dense_to_plain_n`, `memory_mb_plain_n`, …, `memory_taught_to_plain_n`, …; and the settings.
+Keys of `summary.json`, for each length n and each of `--systems`: `seconds_plain_n`, …, `time_taught_to_plain_n`, …,
+`memory_mb_plain_n`, …, `memory_taught_to_plain_n`, …; and the settings.
 """
 
 from dataclasses import dataclass, replace
@@ -39,16 +41,23 @@ from hf_attn_dynamics import HeadwiseRobertaConfig, HeadwiseRobertaForMaskedLM
 from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.recipes.arguments.base import check_names, flag
 from hf_attn_dynamics.recipes.run import run_recipe
-from hf_attn_dynamics.training import Teacher
+from hf_attn_dynamics.training import (
+    Teacher,
+    hidden_distillation_loss,
+    hidden_layer_distances,
+    match_hidden_layers,
+)
+from hf_attn_dynamics.training.hidden_distillation import learned_layers
 
 
-SYSTEMS = ("plain", "taught", "all", "dense")
+SYSTEMS = ("plain", "taught", "all", "dense", "hidden")
 
 
 @dataclass
 class DistillationArguments(BenchmarkArguments):
     """Sizes of the models and the batches."""
 
+    systems: list[str] = flag([*SYSTEMS], f"Systems: plain, and some of {', '.join(SYSTEMS[1:])}.")
     lengths: list[int] = flag([128, 512], "Lengths of the sentences, in tokens.")
     tokens: int = flag(2048, "Batch size, in tokens.")
     num_hidden_layers: int = flag(3, "Number of layers of the student; the teacher has twice as many.")
@@ -63,6 +72,9 @@ class DistillationArguments(BenchmarkArguments):
         super().__post_init__()
         self.check_at_least(1, "tokens", "num_hidden_layers")
         check_names("lengths", self.lengths)
+        check_names("systems", self.systems, SYSTEMS)
+        if "plain" not in self.systems:
+            raise ValueError(f"systems must contain plain, to which all others are compared, got {self.systems}.")
 
 
 class System:
@@ -89,7 +101,8 @@ class System:
         self.model = HeadwiseRobertaForMaskedLM(config).to(args.torch_device).train()
         self.teacher = RobertaForMaskedLM(RobertaConfig(**sizes, num_hidden_layers=2 * layers))
         self.teacher = self.teacher.to(args.torch_device).eval().requires_grad_(False)
-        self.name, self.reader = name, Teacher(self.teacher, self.model)
+        settings, hidden = ({}, {"encoder": learned_layers(2 * layers)}) if name == "hidden" else (None, None)
+        self.name, self.reader = name, Teacher(self.teacher, self.model, settings, hidden)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)  # the Trainer's default
 
     def step(self, ids: torch.Tensor) -> None:
@@ -97,6 +110,12 @@ class System:
         if self.name in ("taught", "all"):
             attention = self.reader({"input_ids": ids}).attention
             loss = self.model(ids, labels=ids, teacher_attention=attention, guidance_weight=1.0).loss
+        elif self.name == "hidden":
+            taught = self.reader({"input_ids": ids}).hidden_states["encoder"]
+            outputs = self.model(ids, labels=ids, output_hidden_states=True)
+            layers = self.reader.hidden_layers["encoder"]
+            pairs = match_hidden_layers(hidden_layer_distances(outputs.hidden_states, taught, layers=layers))
+            loss = outputs.loss + hidden_distillation_loss(outputs.hidden_states, taught, None, pairs)
         else:
             is_dense = self.name == "dense"
             with torch.no_grad():
@@ -116,21 +135,23 @@ def main(args: DistillationArguments) -> dict:
     args.use_threads()
     results: dict = {}
     rows = []
+    others = [name for name in args.systems if name != "plain"]
     for length in args.lengths:
-        seconds = seconds_of_steps(System, SYSTEMS, args, length)
+        seconds = seconds_of_steps(System, args.systems, args, length)
         memory = {
-            name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in SYSTEMS
+            name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in args.systems
         }
         figures = {
             **{f"seconds_{name}": median for name, median in medians(seconds).items()},
-            **{f"time_{name}_to_plain": median_ratio(seconds, name, "plain") for name in SYSTEMS[1:]},
-            **{f"memory_mb_{name}": memory[name] for name in SYSTEMS},
-            **{f"memory_{name}_to_plain": memory[name] / memory["plain"] for name in SYSTEMS[1:]},
+            **{f"time_{name}_to_plain": median_ratio(seconds, name, "plain") for name in others},
+            **{f"memory_mb_{name}": memory[name] for name in args.systems},
+            **{f"memory_{name}_to_plain": memory[name] / memory["plain"] for name in others},
         }
         results |= {f"{key}_{length}": value for key, value in figures.items()}
         rows.append([f"{length}", *figures.values()])
-    ratios = [f"{name} / plain" for name in SYSTEMS[1:]]
-    header = ["length", *(f"{name} (s)" for name in SYSTEMS), *ratios, *(f"{name} (MB)" for name in SYSTEMS), *ratios]
+    ratios = [f"{name} / plain" for name in others]
+    header = ["length", *(f"{name} (s)" for name in args.systems), *ratios]
+    header += [*(f"{name} (MB)" for name in args.systems), *ratios]
     print(format_table(header, rows))
     return write_summary(args, results)
 

@@ -16,13 +16,26 @@ from transformers import PreTrainedModel, TrainerCallback
 from hf_attn_dynamics import HeadwiseMistralConfig, HeadwiseMistralForCausalLM, prune_heads
 
 
-CASES = ("roberta", "bert", "electra", "marian", "mistral", "pruned", "smoothed", "targets", "taught", "costs")
+CASES = (
+    "roberta",
+    "bert",
+    "electra",
+    "marian",
+    "mistral",
+    "pruned",
+    "smoothed",
+    "targets",
+    "taught",
+    "hidden",
+    "costs",
+)
 KINDS = {
     "pruned": "roberta",
     "smoothed": "marian",
     "targets": "roberta",
     "taught": "roberta",
     "costs": "roberta",
+    "hidden": "marian",
 }  # of cases that are none themselves
 TASKS = {
     "roberta": "MaskedLM",
@@ -65,7 +78,7 @@ def trained(case: str, processes: int) -> dict:
     changes = {"guidance": guidance} if guidance else {}
     if case == "costs":
         changes["gates"] = {"parts": ["heads", "units", "blocks"]}
-    teacher = vivid(build(task, kind, seed=1, guidance=None)) if case == "taught" else None
+    teacher = vivid(build(task, kind, seed=1, guidance=None)) if case in ("taught", "hidden") else None
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         run = trainer(
@@ -86,7 +99,8 @@ def trained(case: str, processes: int) -> dict:
             ddp_find_unused_parameters=False,
             callbacks=[RemoveHeads()] if case == "pruned" else None,
             teacher=teacher,
-            distillation_weight=0.5 if case == "taught" else 0.0,
+            distillation_weight=0.5 if case in ("taught", "hidden") else 0.0,
+            hidden_distillation_weight=2.0 if case == "hidden" else 0.0,
         )
         run.train()
         metrics = run.evaluate()

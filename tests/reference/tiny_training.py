@@ -13,6 +13,16 @@ from hf_attn_dynamics import (
 )
 
 
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+
+
+def assert_same(found, expected):
+    """Compares gradients by the names of their parameters."""
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def collate(features):
     # The stock span loss runs over padding too, so that its value depends on the length.
     shortest = 20 if "start_positions" in features[0] else 0

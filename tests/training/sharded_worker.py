@@ -45,7 +45,9 @@ def build(kind, processes):
     torch.manual_seed(0)
     cls = class_of(kind)
     if kind == "mistral":
-        config = cls.config_class(**SMALL_MISTRAL, guidance=GUIDANCE[kind], gates={"parts": ["heads", "units", "blocks"]})
+        config = cls.config_class(
+            **SMALL_MISTRAL, guidance=GUIDANCE[kind], gates={"parts": ["heads", "units", "blocks"]}
+        )
     else:
         config = tiny_config(kind, guidance=GUIDANCE[kind], gates=ALL_GATES[kind], **no_dropout(kind))
     model = cls(config)

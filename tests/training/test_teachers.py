@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from tiny_models import sizes, tiny_config, vivid
-from tiny_training import build, collate, examples, trainer
+from tiny_training import DESCENT, STILL, assert_same, build, collate, examples, trainer
 from transformers import (
     AutoTokenizer,
     BertConfig,
@@ -21,9 +21,7 @@ import hf_attn_dynamics as had
 from hf_attn_dynamics.training import Teacher, attention_distillation_loss, logit_distillation_loss
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LEARNED = {"layers": {0: 0, 1: 2}, "heads": {0: 1, 2: 5}}
-DESCENT = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
 TASKS = [("roberta", "MaskedLM"), ("roberta", "SequenceClassification"), ("marian", "Translation")]
 
 
@@ -57,11 +55,6 @@ def step(folder, task, kind, batch, accumulation, own_loss=None, **settings):
     run.compute_loss_func = own_loss
     run.train()
     return {name: before[name] - p.detach() for name, p in model.named_parameters()}, run.state.log_history[0]
-
-
-def assert_same(found, expected):
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=5e-7, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def hand_written_loss(task, kind, weight, temperature=2.0, alpha=2.0):

@@ -15,7 +15,15 @@ from transformers import BertLMHeadModel, PreTrainedTokenizerFast
 
 from hf_attn_dynamics import HeadwiseBertConfig
 from hf_attn_dynamics.models.modeling_headwise import HeadwiseMixin
-from hf_attn_dynamics.training import HeadwiseArguments, HeadwiseTrainerMixin, LayerRatesMixin, WeightAverageMixin
+from hf_attn_dynamics.training import (
+    HeadwiseArguments,
+    HeadwiseTrainerMixin,
+    LayerRatesMixin,
+    WeightAverageMixin,
+    hidden_distillation_loss,
+    hidden_layer_distances,
+    match_hidden_layers,
+)
 from hf_attn_dynamics.training.gates import gate_noise
 
 
@@ -54,7 +62,7 @@ def build(**changes):
     return HeadwiseBertLMHeadModel(config)
 
 
-def trainer(folder, model, trainer_class=HeadwiseSFTTrainer, **settings):
+def trainer(folder, model, trainer_class=HeadwiseSFTTrainer, teacher=None, **settings):
     words = Tokenizer(models.WordLevel({f"word{number}": number for number in range(SIZES["vocab_size"])}, "word3"))
     tokens = {"pad_token": "word0", "eos_token": "word2", "unk_token": "word3"}
     defaults = {
@@ -83,6 +91,7 @@ def trainer(folder, model, trainer_class=HeadwiseSFTTrainer, **settings):
         train_dataset=DATA,
         eval_dataset=DATA,
         processing_class=PreTrainedTokenizerFast(tokenizer_object=words, **tokens),
+        **({} if teacher is None else {"teacher": teacher}),
     )
 
 
@@ -206,3 +215,26 @@ def test_mixins_that_read_them_go_before_trl_as_well(tmp_path):
     assert losses[0] == losses[1]
     assert not torch.equal(*(parameters_to_vector(made.model.parameters()) for made in (plain, averaged)))
     assert {round(group["lr"] / RATE, 3) for group in plain.optimizer.param_groups} >= {0.25, 0.5, 1.0}
+
+
+def test_supervised_fine_tuning_learns_the_hidden_states_of_a_teacher(tmp_path):
+    torch.manual_seed(1)
+    teacher = BertLMHeadModel(build().config).eval()
+    student = build().eval()
+    settings = {"guidance_weight": 0.0, "gate_penalty": 0.0, "hidden_distillation_weight": 2.0}
+    batch = collate([{**row, "attention_mask": [1] * len(row["input_ids"])} for row in DATA.to_list()[:4]])
+    with torch.no_grad():
+        own, taught = (model(**batch, output_hidden_states=True).hidden_states for model in (student, teacher))
+    distances = hidden_layer_distances(own, taught, batch["attention_mask"])
+    expected = hidden_distillation_loss(own, taught, batch["attention_mask"], match_hidden_layers(distances))
+    student.train()
+    for gate in student.head_gates().values():
+        gate.log_alpha.data.fill_(20.0)  # open whatever the noise
+    with torch.no_grad():
+        again = student(**batch, output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(again, own[-1])
+    made = trainer(tmp_path, student, teacher=teacher, **settings)
+    made.train()
+    log = made.state.log_history[0]
+    assert log["hidden_distillation_loss"] == pytest.approx(float(expected), rel=1e-4)
+    assert log["loss"] == pytest.approx(log["task_loss"] + 2 * log["hidden_distillation_loss"], rel=1e-5)

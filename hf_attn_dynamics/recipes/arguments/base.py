@@ -151,7 +151,13 @@ def _has_gpu() -> bool:
 
 
 # Flags of a trainer with a teacher, and what to do instead.
-OF_A_TEACHER = dict.fromkeys(("distillation_weight", "distillation_temperature"), "only distil_heads has a teacher")
+OF_HIDDEN_STATES = dict.fromkeys(
+    ("hidden_distillation_weight", "hidden_distillation_layers"), "only HeadwiseTrainer learns hidden states"
+)
+OF_A_TEACHER = {
+    **dict.fromkeys(("distillation_weight", "distillation_temperature"), "only distil_heads has a teacher"),
+    **OF_HIDDEN_STATES,
+}
 
 
 def refuse_flags(args: Any, without_effect: Mapping[str, str], preset: Mapping[str, Any] | None = None) -> None:
