@@ -370,6 +370,8 @@ class GateWatch(ResumableCallback):
             self.at_start = self._log_alpha(model)
 
     def on_log(self, args, state, control, model=None, **kwargs):
+        if isinstance(self.target, TargetCost):
+            return  # it may close one kind of block altogether
         heads, units = model.head_gates().values(), model.unit_gates().values()
         for gates, every, way_out in (
             (heads, "every attention layer", "set the number of heads to keep with target_heads"),

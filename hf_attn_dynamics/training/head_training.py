@@ -96,10 +96,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             `label_smoothing_factor` is set and the labels are not one column of classes; if no class of the trainer
             reads an argument that is set; if a teacher is missing, not used, or does not fit (other tokens, missing
             layers or heads, attention that does not follow from queries and keys alone, hidden states of another
-            size); see also
-            [`check_trainer_arguments`]. While training, if the model is not guided and all labels are ignored, or a
-            target has no row that counts, in the first epoch, the first 100 steps or the whole run, whichever is
-            shortest; and if the column of a target is missing or invalid, before the first step.
+            size); see also [`check_trainer_arguments`]. While training, if the model is not guided and all labels are
+            ignored, or a target has no row that counts, in the first epoch, the first 100 steps or the whole run,
+            whichever is shortest; and if the column of a target is missing or invalid, before the first step.
     """
 
     reads = (
