@@ -4,9 +4,9 @@
     python recipes/benchmarks/latency_table.py --cpu_threads 2 --output_dir runs/latency_table
     python recipes/benchmarks/latency_table.py --model sentence-transformers/all-MiniLM-L6-v2
 
-Without `--model`, the model is an encoder of the size of MiniLM, 6 layers × 384 with 12 heads and 1,536 units each, and
-random weights. Each pruned model keeps random numbers of heads and units in each layer, between none and all, and takes
-turns with the dense model.
+Without `--model`, the model is an encoder of the size of MiniLM with random weights: 6 layers × 384 with 12 heads and
+1,536 units each. Each pruned model keeps random numbers of heads and units in each layer, between none and all, and
+takes turns with the dense model.
 
 Keys of `summary.json`: `rows`, one for each batch and pruned model, with the predicted speed-up, the measured one, the
 one that FLOPs allow, and measured over predicted; `tables`, the tables by batch; and the settings.

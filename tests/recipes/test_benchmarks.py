@@ -14,6 +14,7 @@ import torch
 from tiny_models import padded_batch, ragged_sentences, stock_config, vivid
 from transformers import BertModel
 
+from hf_attn_dynamics.models.cost_table import CostTable
 from hf_attn_dynamics.recipes.arguments.parsing import parse_yaml_or_flags
 from hf_attn_dynamics.recipes.run import flags_of
 
@@ -75,6 +76,8 @@ def test_earlier_names_of_flags_stay_valid(name, words, expected):
         ("guidance", ["--architecture", "mistral", "--num_attention_heads", "4"], "must be a multiple of 3, got 4"),
         ("guidance", ["--lenghts", "4"], "there is no flag --lenghts; did you mean --lengths?"),
         ("idle_call", ["--rounds", "0"], "rounds must be at least 1, got 0"),
+        ("latency_table", ["--points", "1"], "points must be at least 2, got 1"),
+        ("latency_table", ["--shapes", "128"], "shapes must be like 8x128, sentences and tokens, got '128'"),
         ("pruned_latency", ["--keep", "36", "80"], "keep must be a number of heads from 1 to 72, got 80"),
         ("pruned_latency", ["--shapes", "8x"], "shapes must be like 8x128, sentences and tokens, got '8x'"),
         ("relevance", ["--device", "gpu"], "device must be auto, cpu or cuda, got 'gpu'"),
@@ -110,6 +113,19 @@ def test_a_summary_goes_to_the_file_that_output_names(tmp_path):
     load("pruned_latency").main(args)
     [row] = json.loads(path.read_text())["rows"]
     assert (row["model"], row["batch"], row["length"]) == ("12% of 72 heads", 1, 4)
+
+
+def test_predicted_and_measured_speedups_are_compared(tmp_path, capsys):
+    path = tmp_path / "table.json"
+    sizes = ["--shapes", "1x4", "--rounds", "1", "--points", "2", "--models", "2"]
+    load("latency_table").main(parse("latency_table", *sizes, "--output_dir", str(path)))
+    summary = json.loads(path.read_text())
+    assert [row["length"] for row in summary["rows"]] == [4, 4]
+    for row in summary["rows"]:
+        assert row["measured_over_predicted"] == row["measured"] / row["predicted"]
+        assert row["by_flops"] > 1
+    assert CostTable.from_dict(summary["tables"]["1x4"]).phase == "forward"
+    assert "largest speed-up" in capsys.readouterr().out
 
 
 def test_systems_take_turns_after_a_warm_up():

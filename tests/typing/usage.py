@@ -15,6 +15,7 @@ from typing_extensions import assert_type
 
 import hf_attn_dynamics
 from hf_attn_dynamics import (
+    CostTable,
     HeadConfidence,
     HeadDynamicsCallback,
     HeadReading,
@@ -36,6 +37,7 @@ from hf_attn_dynamics import (
     UnitScores,
     attention_maps,
     compensate,
+    count_flops_table,
     expected_open_heads,
     fisher_pruning,
     global_contribution,
@@ -121,6 +123,10 @@ def prune(batches: list[dict[str, torch.Tensor]]) -> None:
     prune_heads(model, importance.ranked()[-6:])
     prune_heads(model, {"encoder": {0: [1]}, "cross": {1: [0]}})
     assert_type(head_report(load_pruned("pruned"), latency=False), HeadReport)
+    table = measure_latency_table(model, batch=8, length=128, cache_dir=False)
+    assert_type(table, CostTable)
+    assert_type(table.speedup_of(load_pruned("pruned")), float)
+    assert_type(count_flops_table(model).largest_speedup(), dict[str, float])
     prune_heads(model, 3)  # type: ignore[arg-type]
 
 

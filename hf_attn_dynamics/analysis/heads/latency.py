@@ -4,8 +4,9 @@
 import copy
 import hashlib
 import json
+import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import transformers
 from huggingface_hub.constants import HF_HOME
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from ... import __version__
 from ..._files import read_json, write_text
@@ -44,6 +46,12 @@ from .measuring import (
 )
 
 
+logger = logging.get_logger(__name__)
+
+NOISE = 0.05  # standard error of a ratio, as a fraction of the dense model, from which on measurements are unreliable
+
+SMALLEST = 32  # this fraction of the units is the smallest number that is measured
+
 # Heads and units left in all layers, by block and kind of site; missing ones are all left.
 Left = dict[tuple[str, str], int]
 
@@ -54,7 +62,7 @@ class _Shape:
 
     Args:
         full (`dict`): Number of heads or units in each layer, by block and kind of site.
-        steps (`dict`): Heads of a kind that can only be removed together.
+        steps (`dict`): Number of heads of a kind that can only be removed together.
         sites (`dict[str, int]`): Number of attention modules by kind of site.
     """
 
@@ -63,10 +71,14 @@ class _Shape:
     sites: dict[str, int]
 
     def grid(self, key: tuple[str, str], points: int) -> list[int]:
-        """Numbers of heads or units from 0 to all, at about equal distances."""
+        """Numbers of heads or units from 0 to all, at about equal distances, and the smallest one.
+
+        A block with a few heads or units costs much more than none: the first point after 0 shows how much.
+        """
         full, step = self.full[key], self.steps.get(key, 1)
         numbers = {round(full * index / (points - 1) / step) * step for index in range(points)}
-        return sorted(numbers)
+        smallest = step if key in self.steps else max(full // SMALLEST, 1)
+        return sorted(numbers | {smallest} if points > 2 else numbers)
 
 
 def measure_latency_table(
@@ -91,7 +103,8 @@ def measure_latency_table(
     which is measured as well: they are multiplied by the factor with which they do.
 
     Costs are those that were measured: they need not increase with the number of heads or units. Negative differences,
-    which are noise, become 0. Time on other devices, of other batch sizes or lengths is different.
+    which are noise, become 0. A warning says if rounds vary so much that the table is unreliable. Times on other
+    devices, of other batch sizes or of other lengths are different.
 
     Weights do not matter, so all models are built from the configuration with random weights, without gates and
     guidance. A dense model and a copy are in memory at a time.
@@ -104,7 +117,8 @@ def measure_latency_table(
         device (`str` or `torch.device`, *optional*): Device to measure on; the device of the model by default.
         phase (`str`): `forward` measures a forward pass on whole sentences, `decode` a forward pass on one token with
             a cache of `length` tokens, of a decoder or an encoder–decoder; the encoder then costs nothing.
-        points (`int`): Largest number of grid points of each kind of block, 0 and all included.
+        points (`int`): Number of grid points of each kind of block at equal distances, 0 and all included. From 3 on,
+            the smallest block is measured as well: one head, or one group, and 1/32 of the units.
         rounds (`int`): Number of timed rounds of each copy.
         threads (`int`, *optional*): Number of CPU threads; PyTorch's current number by default.
         cache_dir (`str`, `Path` or `False`, *optional*): Folder of measured tables; `hf_attn_dynamics/latency` in the
@@ -201,11 +215,12 @@ def count_flops_table(
 
 
 def _checked(model: PreTrainedModel, length: int | None, phase: str) -> int | None:
-    """Checks a model and a phase; returns the number of tokens, `None` for images."""
+    """Checks arguments before any work; returns the number of tokens, `None` for images."""
     if phase not in PHASES:
         raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}.")
     check_buildable(model)
     check_weights("model", model)
+    _shape_of(model)
     if phase == "decode":
         return checked_decoding(model, length)
     inputs = example_inputs(model, 1, length)
@@ -214,30 +229,28 @@ def _checked(model: PreTrainedModel, length: int | None, phase: str) -> int | No
 
 
 def _shape_of(model: PreTrainedModel) -> _Shape:
-    full, steps, sites = {}, {}, {}
+    """Numbers of heads and units of the dense model.
+
+    Raises:
+        ValueError: if they differ between the layers of a kind.
+    """
     heads = locate_heads(model)
-    for layer in heads:
-        kind = layer.site.kind
-        sites[kind] = sites.get(kind, 0) + 1
-        steps["attention", kind] = layer.group_size
-        if full.setdefault(("attention", kind), layer.num_heads) != layer.num_heads:
-            raise ValueError(
-                f"{type(model).__name__}: the {kind} layers have different numbers of heads, for which there are no "
-                "cost tables."
-            )
     try:
         units = locate_units(model)
     except ValueError:
         units = []  # such as mixtures of experts
-    for layer in units:
-        kind = layer.site.kind
-        if full.setdefault(("feed_forward", kind), layer.num_units) != layer.num_units:
+    full: Left = {}
+    numbers = [("attention", layer.site.kind, layer.num_heads) for layer in heads]
+    numbers += [("feed_forward", layer.site.kind, layer.num_units) for layer in units]
+    for block, kind, number in numbers:
+        if full.setdefault((block, kind), number) != number:
             raise ValueError(
-                f"{type(model).__name__}: the {kind} layers have different numbers of units, for which there are no "
-                "cost tables."
+                f"{type(model).__name__}: the {kind} layers have {full[block, kind]} or {number} "
+                f"{'heads' if block == 'attention' else 'units'}; cost tables need the same number in all layers."
             )
-    kinds = kinds_of({HeadSite(kind, 0): None for kind in sites})
-    return _Shape(full, steps, {kind: sites[kind] for kind in kinds})
+    kinds = kinds_of({layer.site: layer for layer in heads})
+    sites = {kind: sum(layer.site.kind == kind for layer in heads) for kind in kinds}
+    return _Shape(full, {("attention", layer.site.kind): layer.group_size for layer in heads}, sites)
 
 
 def _dense(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -249,20 +262,19 @@ def _dense(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 def _pruned(dense: PreTrainedModel, shape: _Shape, left: Left) -> PreTrainedModel:
     """A copy of the dense model with numbers of heads and units left in all layers."""
     pruned = copy.deepcopy(dense)
-    heads = {
-        HeadSite(kind, layer): [*range(left["attention", kind], shape.full["attention", kind])]
-        for kind, layers in shape.sites.items()
-        for layer in range(layers)
-        if ("attention", kind) in left
-    }
-    units = {
-        HeadSite(kind, layer): [*range(left["feed_forward", kind], shape.full["feed_forward", kind])]
-        for kind, layers in shape.sites.items()
-        for layer in range(layers)
-        if ("feed_forward", kind) in left
-    }
-    pruned.config.pruned_heads = config_value(heads, [*shape.sites])
-    pruned.config.pruned_units = units_value(units, [kind for kind in shape.sites if kind != "cross"])
+
+    def removed(block: str) -> dict[HeadSite, list[int]]:
+        return {
+            HeadSite(kind, layer): [*range(left[block, kind], shape.full[block, kind])]
+            for kind, layers in shape.sites.items()
+            for layer in range(layers)
+            if (block, kind) in left
+        }
+
+    pruned.config.pruned_heads = config_value(removed("attention"), [*shape.sites])
+    pruned.config.pruned_units = units_value(
+        removed("feed_forward"), [kind for kind in shape.sites if kind != "cross"]
+    )
     apply_pruning(pruned)
     return pruned.eval()
 
@@ -299,7 +311,7 @@ def _measured(
         grids = {key: grid for key, grid in grids.items() if key[1] != "encoder"}
     copies: list[Left] = [dict.fromkeys(shape.full, 0)]
     copies += [{key: left} for key, grid in grids.items() for left in grid[:-1]]
-    ratios, seconds_of_dense = [], []
+    ratios, errors, seconds_of_dense = [], [], []
     with torch.inference_mode():
         inputs = _inputs(dense, setting, device)
         make_dense = _maker_of_inputs(dense, inputs, setting["phase"])
@@ -307,8 +319,15 @@ def _measured(
             pruned = _pruned(dense, shape, left)
             makers = [make_dense, _maker_of_inputs(pruned, inputs, setting["phase"])]
             before, after = alternating_times([dense, pruned], makers, rounds, device)
-            ratios.append(statistics.median(one / other for one, other in zip(after, before)))
+            ratio, error = _ratio(after, before)
+            ratios.append(ratio)
+            errors.append(error)
             seconds_of_dense += before
+    if max(errors) > NOISE:
+        logger.warning(
+            f"The measured times vary: the standard error of an entry is up to {100 * max(errors):.0f} % of the dense "
+            f"model's time. Measure more than {rounds} rounds, or on a machine that runs nothing else."
+        )
     of_nothing, *others = ratios
     of_grids = {key: [*(others.pop(0) for _ in grid[:-1]), 1.0] for key, grid in grids.items()}
     fractions, rest = _fractions(of_grids, of_nothing, shape)
@@ -318,6 +337,15 @@ def _measured(
     for key, costs in fractions.items():
         blocks[key] = [[left, seconds * cost] for left, cost in zip(grids[key], costs)]
     return _arranged("seconds", seconds * rest, blocks, shape, setting)
+
+
+def _ratio(times: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Median over rounds of the ratio of two times, and its standard error, from the median absolute deviation."""
+    ratios = [one / other for one, other in zip(times, others)]
+    ratio = statistics.median(ratios)
+    deviation = statistics.median(abs(one - ratio) for one in ratios)
+    # Factors of normally distributed ratios: 1.48 for the deviation, 1.25 for the error of a median.
+    return ratio, 1.86 * deviation / math.sqrt(len(ratios))
 
 
 def _fractions(
