@@ -50,6 +50,8 @@ logger = logging.get_logger(__name__)
 
 NOISE = 0.05  # standard error of a ratio, as a fraction of the dense model, from which on measurements are unreliable
 
+SMALLEST = 32  # this fraction of the units is the smallest number that is measured
+
 # Heads and units left in all layers, by block and kind of site; missing ones are all left.
 Left = dict[tuple[str, str], int]
 
@@ -69,10 +71,14 @@ class _Shape:
     sites: dict[str, int]
 
     def grid(self, key: tuple[str, str], points: int) -> list[int]:
-        """Numbers of heads or units from 0 to all, at about equal distances."""
+        """Numbers of heads or units from 0 to all, at about equal distances, and the smallest one.
+
+        A block with a few heads or units costs much more than none: the first point after 0 shows how much.
+        """
         full, step = self.full[key], self.steps.get(key, 1)
         numbers = {round(full * index / (points - 1) / step) * step for index in range(points)}
-        return sorted(numbers)
+        smallest = step if key in self.steps else max(full // SMALLEST, 1)
+        return sorted(numbers | {smallest} if points > 2 else numbers)
 
 
 def measure_latency_table(
@@ -111,7 +117,8 @@ def measure_latency_table(
         device (`str` or `torch.device`, *optional*): Device to measure on; the device of the model by default.
         phase (`str`): `forward` measures a forward pass on whole sentences, `decode` a forward pass on one token with
             a cache of `length` tokens, of a decoder or an encoder–decoder; the encoder then costs nothing.
-        points (`int`): Largest number of grid points of each kind of block, 0 and all included.
+        points (`int`): Number of grid points of each kind of block at equal distances, 0 and all included. From 3 on,
+            the smallest block is measured as well: one head, or one group, and 1/32 of the units.
         rounds (`int`): Number of timed rounds of each copy.
         threads (`int`, *optional*): Number of CPU threads; PyTorch's current number by default.
         cache_dir (`str`, `Path` or `False`, *optional*): Folder of measured tables; `hf_attn_dynamics/latency` in the

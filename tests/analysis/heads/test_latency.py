@@ -72,7 +72,7 @@ def counts_of(model):
 
 
 HEADS = {0: 0.0, 1: 4.0, 2: 5.0, 3: 8.0, 4: 7.0}  # more heads may be faster
-UNITS = {0: 0.0, 6: 1.0, 12: 3.0, 18: 4.5, 24: 8.0}
+UNITS = {0: 0.0, 1: 0.5, 6: 1.0, 12: 3.0, 18: 4.5, 24: 8.0}
 
 
 def additive(heads, units):
@@ -138,7 +138,7 @@ def test_both_ends_are_exact_where_times_do_not_add_up(monkeypatch):
 def test_blocks_that_seem_to_save_time_cost_nothing(monkeypatch):
     Clock(monkeypatch, BertModel, lambda heads, units: 50 - sum(heads) + sum(units))
     table = measured(bert(), points=3)
-    assert [cost for _, cost in table.attention["encoder"]] == [0, 0, 0]
+    assert {cost for _, cost in table.attention["encoder"]} == {0}
     assert table.rest == pytest.approx(50)
     assert table.dense == pytest.approx(50 - 12 + 72)
     assert table.largest_speedup()["heads"] == 1
@@ -170,9 +170,9 @@ def test_kinds_of_sites_and_groups_of_heads_have_their_own_grids(name, kinds):
     assert [*table.attention] == kinds
     assert [*table.feed_forward] == [kind for kind in kinds if kind != "cross"]
     # Six query heads share three key/value heads.
-    expected = [0, 4, 6] if name == "llama" else [0, 2, 4]
+    expected = [0, 2, 4, 6] if name == "llama" else [0, 1, 2, 4]
     assert [heads for heads, _ in table.attention["decoder"]] == expected
-    assert [units for units, _ in table.feed_forward["decoder"]] == [0, 12, 24]
+    assert [units for units, _ in table.feed_forward["decoder"]] == [0, 1, 12, 24]
 
 
 def test_a_real_measurement_has_the_setting_of_the_machine():
