@@ -19,8 +19,8 @@ _SELECTING = {"hidden_act", "activation_function", "is_gated_act", "layer_types"
 def architecture_sizes(model: nn.Module) -> dict[str, Any]:
     """Class and sizes of a model.
 
-    A pruned model has those of its dense model, a headwise model those of its stock class, and a model with adapters
-    those of the model inside.
+    They are the same for a pruned and its dense model, for a headwise model and its stock class, and for a model with
+    adapters and the model inside.
 
     Args:
         model (`PreTrainedModel`): The model.

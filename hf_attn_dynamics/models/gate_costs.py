@@ -48,7 +48,7 @@ def counts_left(model: PreTrainedModel, table: CostTable) -> tuple[dict[HeadSite
 
 
 def largest_speedup(model: PreTrainedModel, table: CostTable) -> float:
-    """Cost of the dense model over that of a model whose gates are all closed."""
+    """Speed-up of a model whose gates are all closed."""
     heads, units = counts_left(model, table)
     heads |= dict.fromkeys(model.head_gates(), 0)
     units |= dict.fromkeys(model.unit_gates(), 0)

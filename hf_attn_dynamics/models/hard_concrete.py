@@ -2,8 +2,8 @@
 """Hard Concrete gates: a factor in [0, 1] for each element of a block (Louizos et al. 2018, Voita et al. 2019).
 
 Elements are the heads of an attention module or the units of a feed-forward block. The only parameter of a gate is φ,
-`log_alpha`, the location of its distribution. A block may have a gate, too, which multiplies those of its elements
-(Xia et al. 2022).
+`log_alpha`, the location of its distribution. A block may have a gate, too, by which the gates of its elements
+are multiplied (Xia et al. 2022).
 """
 
 import importlib
@@ -69,7 +69,7 @@ class HardConcreteGate(nn.Module):
         num_elements (`int`): Number of heads or units of the module.
         settings ([`GateSettings`]): Distribution of the gates, and their values outside training.
         group_size (`int`): Number of consecutive heads that share one gate.
-        with_block (`bool`): Whether the module as a whole has a gate, which multiplies those of its elements.
+        with_block (`bool`): Whether the module as a whole has a gate, a factor of the gates of its elements.
         with_elements (`bool`): Whether elements have gates of their own.
 
     Attributes:
@@ -176,7 +176,7 @@ class HardConcreteGate(nn.Module):
         return values if self.group_size == 1 else values.repeat_interleave(self.group_size)
 
     def _times_block(self, values: torch.Tensor | None, block: torch.Tensor | None) -> torch.Tensor:
-        """Values of the elements, times that of the block, if they have gates."""
+        """Gates of the elements times the gate of the block, as far as there are any."""
         if values is None:
             # Both are missing if no elements remain.
             return torch.empty(0) if block is None else block.expand(self.num_elements)

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Final values of gates after training, so that a model has exactly the heads, or the cost, that was asked for.
 
-An element, a head or unit, is open if its own gate and the gate of its block are. Its distance is that of the lower
-of both to their threshold.
+An element, a head or unit, is open if its own gate and the gate of its block are. Its distance to
+the threshold is the smaller one of the two gates.
 """
 
 from dataclasses import dataclass
@@ -57,8 +57,7 @@ def settle_gates(model: PreTrainedModel, keep: int) -> int:
 
 @torch.no_grad()
 def settle_gates_to_cost(model: PreTrainedModel, table: CostTable, speedup: float) -> int:
-    """Closes and opens gates so that the cost of the pruned model is that of the dense one over `speedup`, or just
-    below.
+    """Closes and opens gates so that the pruned model costs 1 / `speedup` of the dense model, or just less.
 
     First, open heads, units and blocks are closed in ascending order of φ until the cost is low enough; then closed
     heads and units are opened in descending order of φ as far as they fit, after which no other one does. Gates on the

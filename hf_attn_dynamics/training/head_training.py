@@ -251,9 +251,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         """Removes the heads and units with closed gates, then all gates; outputs do not change, see
         [`prune_closed_gates`].
 
-        After training with `target_heads`, exactly this number of heads remains; after `target_speedup`, the costs of
-        the pruned model are those of the target, or just below. The trainer can evaluate, save or
-        train the pruned model, with arguments that need no gates. All processes must call this method.
+        After training with `target_heads`, exactly this number of heads remains; after `target_speedup`, the pruned
+        model reaches the target, or a little more. The trainer can evaluate, save or train the pruned model, with
+        arguments that need no gates. All processes must call this method.
 
         Returns:
             `PreTrainedModel`: the model of the trainer, pruned in place; under FSDP a pruned copy on the CPU.

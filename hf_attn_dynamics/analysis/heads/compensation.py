@@ -188,7 +188,7 @@ def refit_outputs(
 
 
 class _Pair(NamedTuple):
-    """A part of the pruned model, and that of the dense model."""
+    """The same part of the pruned and of the dense model."""
 
     own: ModelPart
     before: ModelPart
@@ -357,7 +357,7 @@ def _refit(own: ModelPart, sums: _Sums, ridge: float) -> tuple[float, float]:
     xx, xr = sums.xx, sums.xr
     if bias is not None:
         xx, xr = xx - torch.outer(sums.x, sums.x) / count, xr - torch.outer(sums.x, sums.r) / count
-    # The error is that of the weights as they are stored, which may be rounded.
+    # The error of the weights as they are stored, which may be rounded.
     fitted = (weight.double() + _ridge_solution(xx, xr, ridge).T).to(weight.dtype)
     change, shift = fitted.double() - weight.double(), torch.zeros_like(sums.r)
     if bias is not None:

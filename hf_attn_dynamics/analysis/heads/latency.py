@@ -284,7 +284,7 @@ def _maker_of_inputs(model: PreTrainedModel, inputs: Inputs, phase: str) -> Call
 
 
 def _inputs(model: PreTrainedModel, setting: Mapping[str, Any], device: torch.device) -> Inputs:
-    """Example inputs; the decoder's are one longer where a token is decoded after those of the cache."""
+    """Example inputs; the decoder's have one more token, which is decoded, if the cache holds the others."""
     length = setting["length"]
     inputs = example_inputs(model, setting["batch"], length if setting["phase"] == "forward" else length + 1)
     if setting["phase"] == "decode" and "decoder_input_ids" in inputs:

@@ -267,7 +267,7 @@ def head_report(
         latency (`bool`): Whether to measure latency.
         inputs (`dict[str, torch.Tensor]`, *optional*): Inputs of both models, in place of `batch` and `length`.
         phase (`str`): `forward` for a forward pass on whole sentences; `decode` for one token with a cache of `length`
-            tokens, of a model that generates text. FLOPs are those of this phase.
+            tokens, of a model that generates text. FLOPs are counted for this phase.
 
     Returns:
         [`HeadReport`]

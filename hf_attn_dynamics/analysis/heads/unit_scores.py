@@ -108,7 +108,7 @@ class UnitScores(Result):
                         yield part, kind, layer, index, score
 
     def _repr_html_(self) -> str:
-        """The scores of the heads, and quartiles of those of the units of each layer, for notebooks."""
+        """Scores of the heads, and quartiles of the scores of units in each layer, for notebooks."""
         rows = []
         for kind, table in self.units.items():
             for layer, scores in enumerate(table):
