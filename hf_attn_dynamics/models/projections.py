@@ -14,31 +14,42 @@ from .hard_coded_attention import Unprojected
 from .head_roles import qualified_name
 
 
-class OutputBias(nn.Linear):
-    """An output projection without inputs: returns its bias, or zero.
+class EmptyProjection(nn.Linear):
+    """A projection without inputs or without outputs.
 
-    It is an `nn.Linear`, so that Transformers initialises the bias as usual. Its empty `weight` is a saved buffer, so
-    that stock classes raise an error for the checkpoint instead of initialising the weight.
+    It is an `nn.Linear`, so that Transformers initialises a bias as usual, and adapters can be put around it. Its
+    empty `weight` is a saved buffer, so that stock classes raise an error for the checkpoint instead of initialising
+    the weight.
     """
 
-    def __init__(self, projection: nn.Module):
-        """Replaces a projection, `nn.Linear` or `Conv1D`, and keeps its bias."""
-        features = outputs_of(projection)
+    def __init__(self, projection: nn.Module, inputs: int, outputs: int):
+        """Replaces a projection, `nn.Linear` or `Conv1D`, by one of another size."""
         with torch.device("meta"):
-            super().__init__(0, features, bias=False)
+            super().__init__(inputs, outputs, bias=False)
         del self.weight
-        self.register_buffer("weight", projection.weight.detach().new_empty(features, 0))
+        self.register_buffer("weight", projection.weight.detach().new_empty(outputs, inputs))
         # Some initialisations divide by the number of inputs.
         mark_initialised(self.weight)
-        self.bias = projection.bias
         self.train(projection.training)
 
     def reset_parameters(self) -> None:
         """Initialises nothing: PyTorch warns of weights without elements."""
 
 
-class NoUnits(nn.Module):
+class OutputBias(EmptyProjection):
+    """An output projection without inputs: returns its bias, or zero."""
+
+    def __init__(self, projection: nn.Module):
+        """Replaces a projection, and keeps its bias."""
+        super().__init__(projection, 0, outputs_of(projection))
+        self.bias = projection.bias
+
+
+class NoUnits(EmptyProjection):
     """An input projection without outputs. Its result is part of the graph, so that gradients are zero, not None."""
+
+    def __init__(self, projection: nn.Module):
+        super().__init__(projection, inputs_of(projection), 0)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Returns a tensor of shape `(…, 0)`."""

@@ -261,8 +261,8 @@ def _cut(model: PreTrainedModel, layer: UnitLayer, indices: list[int]) -> None:
             slice_projection(projection, indices, len(layer.units), 1)
         slice_projection(layer.output, indices, len(layer.units), 1, inputs=True)
     else:
-        for name in layer.inputs:
-            _replace(model, name, NoUnits())
+        for name, projection in layer.inputs.items():
+            _replace(model, name, NoUnits(projection))
         _replace(model, layer.output_name, OutputBias(layer.output))
         # Stock initialisation would access the projections.
         mark_initialised(module)

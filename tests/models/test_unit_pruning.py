@@ -282,6 +282,7 @@ def test_parameters_keep_precision_and_whether_they_are_trained(name, tmp_path):
     assert {value.dtype for value in back.state_dict().values() if value.is_floating_point()} == {torch.bfloat16}
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_are_put_on_top():
     peft = pytest.importorskip("peft")
     model = pruned("llama", "middle")
