@@ -133,6 +133,8 @@ def train_epochs(
     run_args = copy.copy(training_args)
     run_args.output_dir = str(Path(training_args.output_dir) / "checkpoints" / name)
     run_args.num_train_epochs, run_args.target_speedup = epochs, None
+    # Images have no length, and costs are not measured by the trainer.
+    run_args.latency_length = run_args.latency_length or HeadwiseTrainingArguments.latency_length
     more = more or {}
     if more.get("teacher") is None:
         run_args.distillation_weight = run_args.hidden_distillation_weight = 0.0

@@ -2,18 +2,20 @@
 """Costs of a model for a target speed-up, measured or counted by one process for all."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
 from ..models.cost_table import CostTable
 
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
 def costs_of(
-    model: PreTrainedModel, argument: Callable[[str], Any], device: torch.device, accelerator: Accelerator
+    model: PreTrainedModel, argument: Callable[[str], Any], device: torch.device, accelerator: "Accelerator"
 ) -> CostTable:
     """Measures the costs for `target_speedup` on a device, or counts the FLOPs for `target_flops`.
 
@@ -29,6 +31,8 @@ def costs_of(
     Raises:
         ValueError: if the costs of this model cannot be determined, in all processes.
     """
+    from accelerate.utils import broadcast_object_list
+
     # The package of analyses is not needed by other trainings.
     from ..analysis.heads.latency import count_flops_table, measure_latency_table
 

@@ -162,7 +162,7 @@ ROWS = (
         "--keep 2 --importance gates michel --importance_examples 8 --from_scratch --latency_batch 2",
         bad={
             "--keep 0": "keep must be at least 1, got 0",
-            "--importance taylor": "importance must be among gates, michel, random, got 'taylor'",
+            "--importance taylor": "importance must be among gates, michel, random, fisher, got 'taylor'",
         },
         unreadable={"--train_file nowhere.tsv": "nowhere.tsv"},
         # With gates, and from scratch.
@@ -481,7 +481,8 @@ def test_what_cannot_be_read_is_refused_before_anything_is_written(row, words, m
         cli.main([row.name, *material(f"{row.flags} {words}"), "--output_dir", str(tmp_path / "run")])
 
 
-WITHOUT_TEACHER = [row for row in ROWS if row.name != "distil_heads" and "distillation_weight" in row.all_flags]
+WITH_TEACHER = ("distil_heads", "prune_heads")
+WITHOUT_TEACHER = [row for row in ROWS if row.name not in WITH_TEACHER and "distillation_weight" in row.all_flags]
 
 
 @pytest.mark.parametrize("row", WITHOUT_TEACHER, ids=str)

@@ -278,7 +278,14 @@ def test_a_selection_is_saved_with_ranges_and_shown(bert, tmp_path):
     assert rows[0] == ("heads", "encoder", 0, len(selection.heads["encoder"][0]), 4)
     assert f"{sum(selection.left('units')['encoder'])} of 72" in str(selection)
     figure = selection.plot(tmp_path / "left.png", title="BERT")
-    assert [axes.get_ylabel() for axes in figure.axes] == ["heads", "units"]
+    (axes,) = figure.axes
+    heads, units = axes.containers
+    assert [bar.get_height() for bar in heads] == pytest.approx(
+        [100 * left / 4 for left in selection.left("heads")["encoder"]]
+    )
+    assert [bar.get_height() for bar in units] == pytest.approx(
+        [100 * left / 24 for left in selection.left("units")["encoder"]]
+    )
     assert (tmp_path / "left.svg").is_file()
 
 

@@ -73,7 +73,12 @@ ARGUMENTS = {
     "plot_map_correlation": [MapCorrelation(SCORES, SCORES, SCORES, SCORES), "data", ("attention", "contributions")],
     "plot_map_examples": [[MapExample("diagonal", values(2, 2), values(2, 2), ["a", "b"])], "data"],
     "plot_map_types": [{"attention": torch.arange(3 * len(MAP_TYPES)).reshape(3, -1)}, "data"],
-    "plot_parts_per_layer": [{"encoder": [2, 0]}, {"encoder": [5, 9]}, {"encoder": 4}, {"encoder": 9}, "data"],
+    "plot_parts_per_layer": [
+        {"2 ×": {"heads": {"encoder": [2, 0]}, "units": {"encoder": [5, 9]}}},
+        {"encoder": [4, 4]},
+        {"encoder": [9, 9]},
+        "data",
+    ],
     "plot_pretraining": [{"guided": LOG}, "data", ("plateau", 3.5), (2, 2.0)],
     "plot_pruning_curve": [ROWS, "data", "accuracy", [0.8, 0.9], 72],
     "plot_relative_attention": [OFFSETS, [("encoder", 1, 0)], 3, "data"],
@@ -82,6 +87,15 @@ ARGUMENTS = {
     "plot_score_norm_curves": [[[Curves("FC", values(5, 2), values(5, 2), 20)]], "data"],
     "plot_series": [[[Series("score", "score", [0, 1], {"best": values(2)}, True)]], "data"],
     "plot_source_maps": [[[SourceMap("α", ["out"], ["in", "here"], values(1, 2), "word")]], "data", "weight"],
+    "plot_speedup_curve": [
+        [
+            {"method": "gates", "speedup": 1.5 + seed / 9, "target": 1.5, "accuracy": 0.8 + seed / 50}
+            for seed in (0, 1)
+        ],
+        "data",
+        "accuracy",
+        [0.8, 0.9],
+    ],
     "plot_students": [{"labels": [[1, 0.5], [2, 0.7]]}, 0.9, "data"],
 }
 
