@@ -38,11 +38,12 @@ def main(words: list[str] | None = None) -> None:
         print(f"usage: {PROGRAM} NAME [CONFIG.yaml] [--flag value …]\n", *lines, sep="\n")
         print(f"\n{PROGRAM} NAME --help describes the flags of a recipe.")
         return
-    name = words[0]
+    # As in flags, hyphens stand for underscores.
+    name = words[0].replace("-", "_")
     if name not in JOBS:
         close = difflib.get_close_matches(name, JOBS, n=1)
         meant = f"did you mean {close[0]}?" if close else f"recipes are {', '.join(JOBS)}."
-        _refuse(f"there is no recipe {name!r}; {meant}")
+        _refuse(f"there is no recipe {words[0]!r}; {meant}")
     sys.argv = [f"{PROGRAM} {name}", *words[1:]]
     run(name)
 
