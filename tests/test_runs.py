@@ -183,6 +183,9 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_and_all_are_listed(capsys
         cli.main(["prune_head"])
     assert stop.value.code == 2
     assert capsys.readouterr().err == "hf-attn: error: there is no recipe 'prune_head'; did you mean prune_heads?\n"
+    cli.main([])
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in JOBS)
 
 
 def test_hyphens_in_the_name_of_a_recipe_stand_for_underscores(capsys):
@@ -190,9 +193,6 @@ def test_hyphens_in_the_name_of_a_recipe_stand_for_underscores(capsys):
         cli.main(["prune-heads", "--keep", "0"])
     assert stop.value.code == 2
     assert capsys.readouterr().err == "hf-attn prune_heads: error: keep must be at least 1, got 0.\n"
-    cli.main([])
-    listed = capsys.readouterr().out
-    assert all(f"  {name} " in listed for name in JOBS)
 
 
 @pytest.mark.parametrize("name", JOBS)
