@@ -33,7 +33,7 @@ from .loaded_weights import check_loaded_heads, telling_damaged_weights
 from .prunable_models import separate_configuration
 from .resizing import HeadwiseVocabularyMixin
 from .saved_code import is_of_this_package
-from .size_limits import LimitedModelMixin, check_folder
+from .size_limits import LimitedModelMixin
 from .unit_pruning import apply_pruning
 
 
@@ -414,7 +414,6 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             RuntimeError: if other weights do not fit, and `ignore_mismatched_sizes` is not set.
         """
         path = pretrained_model_name_or_path
-        check_folder(path)
         with_info = kwargs.pop("output_loading_info", False)
         ignored = kwargs.pop("ignore_mismatched_sizes", False)
         with telling_damaged_weights(path, kwargs.get("subfolder")):

@@ -144,6 +144,12 @@ def check_missing_weights(model: nn.Module, missing: Iterable[str]) -> None:
 class LimitedModelMixin(MissingWeightsMixin):
     """A model that refuses checkpoints that lack most of its weights; precedes the model class."""
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        # Before an installed PEFT looks for adapters of this name on the Hub.
+        check_folder(pretrained_model_name_or_path)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
     def missing_weights_found(self, names: set[str]) -> None:
         """Raises ValueError for too many missing weights, before memory is allocated for them."""
         check_missing_weights(self, names)
