@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from .compat import mark_initialised
 from .head_roles import HeadLayer, HeadRoles, locate_heads, roles_of
@@ -21,12 +20,10 @@ from .projections import (
     selected,
     slice_projection,
 )
-from .prunable_models import Model, check_prunable, separate_configuration, take_twin_configuration
+from .prunable_models import Model, check_prunable, make_loadable, separate_configuration
 from .pruned_attention import PrunedAttention, specialise
 from .retained import lowest_scored
 
-
-logger = logging.get_logger(__name__)
 
 # Attributes of attention modules that hold the number of heads, or their total size.
 _COUNTS = ("num_attention_heads", "num_heads", "n_heads")
@@ -89,11 +86,7 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
     separate_configuration(model)
     _remove(model, layers, chosen)
     _renumber_alignment_heads(model, layers)
-    if not take_twin_configuration(model):
-        logger.warning_once(
-            f"Auto classes cannot load {type(model).__name__} with removed heads: save it by itself, not as part of "
-            "another model, and load it with hf_attn_dynamics.load_pruned(path)."
-        )
+    make_loadable(model)
     return model
 
 

@@ -5,11 +5,14 @@ import copy
 from typing import Any, TypeVar
 
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from .compat import is_compiled_in_place, is_compiled_model
 from .headwise_classes import twin_class
 from .in_place import take_class
 
+
+logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=PreTrainedModel)  # functions that change a model in place return the same class
 
@@ -53,6 +56,15 @@ def separate_configuration(model: PreTrainedModel) -> None:
             # Attention modules of headwise models have a view of the configuration.
             if isinstance(getattr(value, "_config", value), PreTrainedConfig):
                 attributes[name] = copy.deepcopy(value, copies)
+
+
+def make_loadable(model: PreTrainedModel) -> None:
+    """Takes the headwise configuration of a pruned model, or warns that only [`load_pruned`] loads what it saves."""
+    if not take_twin_configuration(model):
+        logger.warning_once(
+            f"Auto classes cannot load {type(model).__name__} after pruning: save it by itself, not as part of "
+            "another model, and load it with hf_attn_dynamics.load_pruned(path)."
+        )
 
 
 def take_twin_configuration(model: PreTrainedModel) -> bool:

@@ -4,9 +4,7 @@
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from .added_biases import add_output_biases
 from .compat import mark_initialised
@@ -15,13 +13,11 @@ from .head_roles import locate_heads
 from .head_sites import HeadSite, by_kind, config_value, kinds_of
 from .number_checks import is_integer
 from .projections import NoUnits, OutputBias, check_projection, outputs_of, parameter_owners, slice_projection
-from .prunable_models import Model, check_prunable, separate_configuration, take_twin_configuration
+from .prunable_models import Model, check_prunable, make_loadable, separate_configuration
 from .retained import lowest_scored
 from .unit_ranges import units_by_site, units_value
 from .unit_roles import UnitLayer, locate_units
 
-
-logger = logging.get_logger(__name__)
 
 BLOCKS = ("attention", "feed_forward")
 RECORDS = ("pruned_heads", "pruned_units", "added_biases")  # of pruning, in a configuration
@@ -69,7 +65,7 @@ def prune_units(model: Model, units: Mapping | Iterable[tuple]) -> Model:
     check_units(model, layers, chosen)
     separate_configuration(model)
     _remove(model, layers, chosen)
-    _warn_unless_loadable(model)
+    make_loadable(model)
     return model
 
 
@@ -262,8 +258,8 @@ def _cut(model: PreTrainedModel, layer: UnitLayer, indices: list[int]) -> None:
         slice_projection(layer.output, indices, len(layer.units), 1, inputs=True)
     else:
         for name, projection in layer.inputs.items():
-            _replace(model, name, NoUnits(projection))
-        _replace(model, layer.output_name, OutputBias(layer.output))
+            model.set_submodule(name, NoUnits(projection))
+        model.set_submodule(layer.output_name, OutputBias(layer.output))
         # Stock initialisation would access the projections.
         mark_initialised(module)
     if hasattr(module, "intermediate_size"):
@@ -273,17 +269,3 @@ def _cut(model: PreTrainedModel, layer: UnitLayer, indices: list[int]) -> None:
     module.kept_units = [layer.units[index] for index in indices]
     gone = set(range(layer.num_units)).difference(module.kept_units)
     module.pruned_units = sorted(gone)
-
-
-def _replace(model: PreTrainedModel, name: str, module: nn.Module) -> None:
-    owner, _, attribute = name.rpartition(".")
-    setattr(model.get_submodule(owner), attribute, module)
-
-
-def _warn_unless_loadable(model: PreTrainedModel) -> None:
-    """Warns if only [`load_pruned`] can load the saved model."""
-    if not take_twin_configuration(model):
-        logger.warning_once(
-            f"Auto classes cannot load {type(model).__name__} after pruning: save it by itself, not as part of "
-            "another model, and load it with hf_attn_dynamics.load_pruned(path)."
-        )

@@ -28,7 +28,6 @@ from ...models.head_roles import locate_heads
 from ...models.head_sites import HeadSite, config_value, kinds_of
 from ...models.unit_pruning import apply_pruning
 from ...models.unit_ranges import units_value
-from ...models.unit_roles import locate_units
 from .measuring import (
     Inputs,
     alternating_times,
@@ -44,6 +43,7 @@ from .measuring import (
     decoding_inputs,
     example_inputs,
     moved,
+    prunable_units,
 )
 
 
@@ -235,10 +235,7 @@ def _shape_of(model: PreTrainedModel) -> _Shape:
         ValueError: if they differ between the layers of a kind.
     """
     heads = locate_heads(model)
-    try:
-        units = locate_units(model)
-    except ValueError:
-        units = []  # such as mixtures of experts
+    units = prunable_units(model)
     full: Left = {}
     numbers = [("attention", layer.site.kind, layer.num_heads) for layer in heads]
     numbers += [("feed_forward", layer.site.kind, layer.num_units) for layer in units]

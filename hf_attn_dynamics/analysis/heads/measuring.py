@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ...models.compat import build_from_config
 from ...models.cost_table import PHASES
 from ...models.number_checks import is_integer
+from ...models.unit_roles import UnitLayer, locate_units
 from ..model_views import evaluation_view
 from ..running import longest_input
 
@@ -37,6 +38,14 @@ def check_phase(phase: str) -> None:
     """Raises ValueError unless `phase` is `forward` or `decode`."""
     if phase not in PHASES:
         raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}.")
+
+
+def prunable_units(model: PreTrainedModel) -> list[UnitLayer]:
+    """The feed-forward blocks of a model; none if their units cannot be pruned, as in mixtures of experts."""
+    try:
+        return locate_units(model)
+    except ValueError:
+        return []
 
 
 def check_weights(name: str, model: PreTrainedModel) -> None:

@@ -16,7 +16,7 @@ from ...models.compat import unsaved_names
 from ...models.device_names import device_name
 from ...models.head_roles import HeadLayer, locate_heads
 from ...models.head_sites import SITE_KINDS
-from ...models.unit_roles import UnitLayer, locate_units
+from ...models.unit_roles import UnitLayer
 from ..model_views import evaluation_view
 from ..notebook import html_table
 from .measuring import (
@@ -32,6 +32,7 @@ from .measuring import (
     decoding_inputs,
     example_inputs,
     moved,
+    prunable_units,
 )
 
 
@@ -308,7 +309,7 @@ def head_report(
         inputs = example_inputs(model, batch or 8, length)
     dense = built_anew(model, otherwise=", or pass the dense model as dense") if dense is None else dense
     kept, before = _checked_counts("heads", layers, locate_heads(dense))
-    units, units_before = _checked_counts("units", _unit_layers(model), _unit_layers(dense))
+    units, units_before = _checked_counts("units", prunable_units(model), prunable_units(dense))
 
     device = torch.device(model.device if device is None else device)
     with cpu_threads(threads), _at(device, model, dense):
@@ -352,14 +353,6 @@ def head_report(
         cache_bytes_dense=caches[0],
         cache_bytes_pruned=caches[1],
     )
-
-
-def _unit_layers(model: PreTrainedModel) -> list[UnitLayer]:
-    """The feed-forward blocks of a model; none if its units cannot be pruned, as those of mixtures of experts."""
-    try:
-        return locate_units(model)
-    except ValueError:
-        return []
 
 
 def _checked_counts(
