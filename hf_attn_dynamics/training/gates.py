@@ -145,7 +145,7 @@ class TargetCost(GateTarget):
     linearly from 1. A percent of the cost counts as a head does there.
 
     Args:
-        speedup (`float`): Cost of the dense model over that of the model at the end.
+        speedup (`float`): Target speed-up: cost of the dense model over the cost at the end.
         rate (`float`): r, in loss per percent of the cost and step.
         warmup (`float`): See [`target_heads_at`].
         table ([`CostTable`], *optional*): Costs; may be set later, before the first step.

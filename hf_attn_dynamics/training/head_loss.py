@@ -280,7 +280,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         step: HeadStep,
         parts: dict[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The loss of a micro-batch with that of the hidden states, which becomes one of its parts."""
+        """Adds the loss of the hidden states to the loss of a micro-batch and to its parts."""
         if self._hidden is None:
             return loss
         within = step is self._step

@@ -177,7 +177,7 @@ def _rows(states: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
 
 
 def _output(states: HiddenStates, layer: int, whose: str) -> torch.Tensor:
-    """Output of a layer; the first state is that of the embeddings."""
+    """Output of a layer; the first of the states are the embeddings."""
     found = states[layer + 1] if 0 <= layer < len(states) - 1 else None
     if found is None:
         raise ValueError(f"the {whose} has no hidden states of layer {layer}; its layers are 0 to {len(states) - 2}.")
@@ -271,8 +271,8 @@ def check_hidden_states(teacher: PreTrainedModel, student: PreTrainedModel) -> N
     names = [type(model).__name__ for model in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            f"distillation of hidden states needs the same hidden size, but that of the student, {names[0]}, is "
-            f"{sizes[0]}, and that of the teacher, {names[1]}, is {sizes[1]}; set hidden_distillation_weight=0, or "
+            f"distillation of hidden states needs the same hidden size, but the student, {names[0]}, has "
+            f"{sizes[0]}, and the teacher, {names[1]}, has {sizes[1]}; set hidden_distillation_weight=0, or "
             "choose another teacher."
         )
     if is_seq2seq(student) != is_seq2seq(teacher):
@@ -480,7 +480,7 @@ class HiddenMatching(ResumableCallback):
 
 
 def _with_last_layer(states: HiddenStates, removed: Collection[int]) -> HiddenStates:
-    """Hidden states in which the last one is that of the last layer that is left.
+    """Hidden states that end with the output of the last remaining layer.
 
     Removed layers above it pass on its output, to the final norm if the model has one.
     """

@@ -80,7 +80,7 @@ class PeerArguments(BenchmarkArguments):
     )
     rounds: int = flag(20, "Number of measured turns of each model.")
     cpu_threads: int | None = flag(None, "Number of CPU threads; all cores by default.", earlier="threads")
-    seed: int | None = flag(None, "Random seed of the training; that of the run by default.")
+    seed: int | None = flag(None, "Random seed of the training; by default the seed of the run.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -548,8 +548,8 @@ def refused(folder, match, student=None, teacher=None, **settings):
 def test_a_teacher_that_does_not_fit_is_named(tmp_path):
     refused(tmp_path, "hidden_distillation_weight=3.0 needs a teacher")
     message = (
-        "needs the same hidden size, but that of the student, HeadwiseRobertaForMaskedLM, is 16, and that of the "
-        "teacher, RobertaForMaskedLM, is 24"
+        "needs the same hidden size, but the student, HeadwiseRobertaForMaskedLM, has 16, and the teacher, "
+        "RobertaForMaskedLM, has 24"
     )
     wide = RobertaForMaskedLM(RobertaConfig(**{**sizes("roberta"), "hidden_size": 24}))
     refused(tmp_path, message, teacher=wide)
