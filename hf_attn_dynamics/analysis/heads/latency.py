@@ -100,8 +100,10 @@ def measure_latency_table(
     model in the same rounds, so that both see the same load of the machine. An entry of the table is the median over
     rounds of the ratio of both times, multiplied by the median time of the dense model. A block without heads or units
     has cost 0, a block of a kind the difference that its heads or units make to the whole model, divided by the number
-    of layers. Such differences do not add up to the difference between the dense model and a model without any block,
-    which is measured as well: they are multiplied by the factor with which they do.
+    of layers. This difference is the mean of two, since buffers and caches make it larger or smaller beside large
+    blocks: one with all heads and units elsewhere, one with none (with two kinds of blocks, the Shapley value).
+    Differences that do not add up to the one between the dense model and a model without any block are multiplied by
+    the factor with which they do.
 
     Costs are those that were measured: they need not increase with the number of heads or units. Negative differences,
     which are noise, become 0. A warning says if rounds vary so much that the table is unreliable. Times on other
@@ -265,7 +267,7 @@ def _pruned(dense: PreTrainedModel, shape: _Shape, left: Left) -> PreTrainedMode
             HeadSite(kind, layer): [*range(left[block, kind], shape.full[block, kind])]
             for kind, layers in shape.sites.items()
             for layer in range(layers)
-            if (block, kind) in left
+            if (block, kind) in left and left[block, kind] < shape.full[block, kind]
         }
 
     pruned.config.pruned_heads = config_value(removed("attention"), [*shape.sites])
@@ -306,18 +308,15 @@ def _measured(
     grids = {key: shape.grid(key, points) for key in shape.full}
     if setting["phase"] == "decode":
         grids = {key: grid for key, grid in grids.items() if key[1] != "encoder"}
-    copies: list[Left] = [dict.fromkeys(shape.full, 0)]
-    copies += [{key: left} for key, grid in grids.items() for left in grid[:-1]]
-    ratios, errors, seconds_of_dense = [], [], []
+    ratios, errors, seconds_of_dense = {frozenset(shape.full.items()): 1.0}, [], []
     with torch.inference_mode():
         inputs = _inputs(dense, setting, device)
         make_dense = _maker_of_inputs(dense, inputs, setting["phase"])
-        for left in tqdm(copies, desc="Measuring", disable=not progress):
+        for left in tqdm(_copies(shape, grids), desc="Measuring", disable=not progress):
             pruned = _pruned(dense, shape, left)
             makers = [make_dense, _maker_of_inputs(pruned, inputs, setting["phase"])]
             before, after = alternating_times([dense, pruned], makers, rounds, device)
-            ratio, error = _ratio(after, before)
-            ratios.append(ratio)
+            ratios[frozenset(left.items())], error = _ratio(after, before)
             errors.append(error)
             seconds_of_dense += before
     if max(errors) > NOISE:
@@ -325,9 +324,7 @@ def _measured(
             f"The measured times vary: the standard error of an entry is up to {100 * max(errors):.0f} % of the dense "
             f"model's time. Measure more than {rounds} rounds, or on a machine that runs nothing else."
         )
-    of_nothing, *others = ratios
-    of_grids = {key: [*(others.pop(0) for _ in grid[:-1]), 1.0] for key, grid in grids.items()}
-    fractions, rest = _fractions(of_grids, of_nothing, shape)
+    fractions, rest = _fractions(lambda left: ratios[frozenset(left.items())], grids, shape)
     seconds = statistics.median(seconds_of_dense)
     # The encoder does not run while tokens are decoded.
     blocks = {key: [[0, 0.0], [full, 0.0]] for key, full in shape.full.items()}
@@ -345,22 +342,36 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> tuple[float, floa
     return ratio, 1.86 * deviation / math.sqrt(len(ratios))
 
 
+def _contexts(shape: _Shape) -> tuple[Left, Left]:
+    """All other blocks of a copy: complete ones, and ones without heads and units."""
+    return shape.full, dict.fromkeys(shape.full, 0)
+
+
+def _copies(shape: _Shape, grids: Mapping[tuple[str, str], list[int]]) -> list[Left]:
+    """Numbers of heads and units of the copies to measure: those of a grid in both contexts, each copy once."""
+    every = [{**others, key: left} for others in _contexts(shape) for key, grid in grids.items() for left in grid]
+    return [left for index, left in enumerate(every) if left != shape.full and left not in every[:index]]
+
+
 def _fractions(
-    ratios: Mapping[tuple[str, str], list[float]], of_nothing: float, shape: _Shape
+    ratio: Callable[[Left], float], grids: Mapping[tuple[str, str], list[int]], shape: _Shape
 ) -> tuple[dict[tuple[str, str], list[float]], float]:
     """Costs of single blocks and the rest as fractions of the dense model.
 
     Args:
-        ratios (`dict`): Times of models whose layers all have the numbers of heads or units of a grid, over the time
-            of the dense model, by block and kind of site; the last one is 1.
-        of_nothing (`float`): Time of a model without heads and units over the time of the dense model.
+        ratio (callable): Returns the time of a copy over the time of the dense model.
+        grids (`dict`): Numbers of heads or units by block and kind of site.
         shape (`_Shape`): Numbers of the dense model.
 
     Returns:
         Costs of a single block at the points of each grid, and of the rest.
     """
-    gains = {key: [max(ratio - own[0], 0.0) for ratio in own] for key, own in ratios.items()}
-    total, rest = sum(own[-1] for own in gains.values()), min(of_nothing, 1.0)
+    contexts = _contexts(shape)
+    gains = {}
+    for key, grid in grids.items():
+        own = [sum(ratio({**others, key: left}) for others in contexts) / len(contexts) for left in grid]
+        gains[key] = [max(mean - own[0], 0.0) for mean in own]
+    total, rest = sum(own[-1] for own in gains.values()), min(ratio(contexts[1]), 1.0)
     if not total:
         return {key: [0.0] * len(own) for key, own in gains.items()}, 1.0
     factor = (1 - rest) / total

@@ -121,7 +121,8 @@ def test_each_copy_alternates_with_the_dense_model(monkeypatch):
     measured(bert(), points=2, rounds=3)
     dense, empty = ([4] * 3, [24] * 3), ([0] * 3, [0] * 3)
     headless, unitless = ([0] * 3, [24] * 3), ([4] * 3, [0] * 3)
-    for start, pruned in ((0, empty), (10, headless), (20, unitless)):
+    # A model without heads is also one with nothing but its units: it is measured once.
+    for start, pruned in ((0, headless), (10, unitless), (20, empty)):
         warm_up = [dense, pruned] * measuring.WARM_UP
         assert clock.passes[start : start + 10] == [*warm_up, dense, pruned, pruned, dense, dense, pruned]
     assert len(clock.passes) == 30
@@ -133,6 +134,17 @@ def test_both_ends_are_exact_where_times_do_not_add_up(monkeypatch):
     assert table.dense == pytest.approx(10 + 84**0.9)
     assert table.rest == pytest.approx(10)
     assert table.cost({}, {}) / table.rest == pytest.approx(table.largest_speedup()["blocks"])
+
+
+def test_a_block_costs_the_mean_of_what_it_adds_to_the_other_blocks_and_to_none(monkeypatch):
+    # Each head takes a second, and a 24th more for each unit of its layer.
+    Clock(monkeypatch, BertModel, lambda heads, units: 10 + sum(h * (1 + u / 24) + u for h, u in zip(heads, units)))
+    table = measured(bert(), points=3)
+    # Beside all units 2 seconds a head, beside none 1 second; a unit adds 1 + 4/24 seconds or 1.
+    assert table.attention["encoder"] == [[count, pytest.approx(1.5 * count)] for count in (0, 1, 2, 4)]
+    for count, cost in table.feed_forward["encoder"]:
+        assert cost == pytest.approx(count * (1 + 2 / 24))
+    assert table.dense == pytest.approx(10 + 3 * (4 * 2 + 24))
 
 
 def test_blocks_that_seem_to_save_time_cost_nothing(monkeypatch):
@@ -309,9 +321,11 @@ def test_the_cache_does_not_grow_while_tokens_are_decoded(name, decoded):
     table = measured(model, batch=3, length=12, phase="decode", points=2, rounds=3)
     assert (table.length, table.phase) == (12, "decode")
     filling = [one for one in seen if one[1] == 0]
-    # One pass fills the cache of the dense model, and one that of each copy, of nothing and without a kind of block.
-    kinds = [kind for kind in table.layers if kind != "encoder"]
-    copies = 1 + len(kinds) + 1
+    # One pass fills the cache of the dense model, and one that of each copy: of nothing, without a kind of block, and
+    # with nothing but that kind. With two kinds, the copy without one of them is that with nothing but the other one.
+    kinds = len([kind for kind in table.layers if kind != "encoder"]) + 1
+    has_encoder = "encoder" in table.layers
+    copies = 1 + kinds + (kinds if kinds > 2 or has_encoder else 0)
     assert filling == [((3, 12), 0)] * (1 + copies)
     assert len(seen) == len(filling) + 2 * copies * (3 + measuring.WARM_UP)
     assert {one for one in seen if one[1]} <= {((3, 1), 12)} | ({((3, 1), 7)} if name == "gemma3" else set())
