@@ -21,7 +21,8 @@ and `--keep` counts heads.
 
 `--target_speedup` sets a speed-up instead, which units of the feed-forward blocks and whole blocks also contribute to
 (`--parts`). The time of the model is measured first, for batches of `--latency_batch` texts of `--latency_length`
-tokens on this device; a table says what can be reached. `gates` are trained until the expected time is below the
+tokens on this device; a table says what can be reached. The table is a prediction: each pruned model is measured, and
+more is removed if it misses the target. `gates` are trained until the expected time is below the
 target (Xia et al. 2022), `fisher` removes what the loss depends on least by the diagonal of its Fisher information
 (Kwon et al. 2022), and `michel` and `random` as above; `--refit` adjusts what is left by least squares, before
 training. With `--distillation_weight` or `--hidden_distillation_weight`, all copies learn from the dense model.
@@ -56,16 +57,26 @@ from .. import (
     HeadwiseTrainingArguments,
     headwise_model,
     measure_latency_table,
+    prune_closed_gates,
     refit_outputs,
 )
 from ..models.head_roles import locate_heads
 from ..models.head_sites import HeadSite
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
+from ..training.sharding import whole_model
 from .arguments.base import check_names, flag, refuse_flags
 from .arguments.prune_heads import PruneArguments
 from .classifying import fitting_length
 from .pruning_goals import Goal, HeadGoal, SpeedupGoal
-from .pruning_reports import LATENCY_TABLE, measured, print_report, publish, report_of_first, summarise
+from .pruning_reports import (
+    LATENCY_TABLE,
+    measured,
+    measured_speedup,
+    print_report,
+    publish,
+    report_of_first,
+    summarise,
+)
 from .pruning_tasks import PRUNING_TASKS, PruningTask
 from .run import Run, cpu_only, run_recipe
 from .summaries.prune_heads import PruneSummary
@@ -170,6 +181,12 @@ def counts_by_kind(parts: Mapping[HeadSite, Sequence[int]]) -> dict[str, list[in
     return counts
 
 
+def pruned_by_gates(goal: Goal, gated: PreTrainedModel, value: float) -> PreTrainedModel:
+    """A copy of a model without the parts with closed gates, and without gates."""
+    goal.settle(gated, value)
+    return prune_closed_gates(copy.deepcopy(gated))
+
+
 class Pruning:
     """Copies of the dense model, pruned and trained."""
 
@@ -213,6 +230,16 @@ class Pruning:
             scores.save(record)
         return scores
 
+    def pruned_by_scores(self, goal: Goal, scores: Any, value: float) -> PreTrainedModel:
+        """A copy of the dense model without the parts with the lowest scores."""
+        model = self.dense().to(self.training_args.device)
+        goal.prune(model, scores, value)
+        return model
+
+    def speedup(self, model: PreTrainedModel) -> float:
+        """Measured speed-up of a model."""
+        return measured_speedup(model, self.dense(), self.training_args)
+
     def prune(self, method: str, goal: Goal) -> tuple[HeadwiseTrainer, dict[str, Any]]:
         """Prunes a copy of the dense model and trains it; returns its trainer and further results."""
         name, args = f"{method}-{goal.name}", self.args
@@ -224,9 +251,11 @@ class Pruning:
             )
             if trainer.is_world_process_zero():
                 history.save(self.folder / "checkpoints" / name / "gates.json")
-            return self.train(trainer.prune(), f"{name} fine-tuned", args.finetune_epochs), {}
-        model = self.dense()
-        goal.prune(model, self.scores(method, model, goal))
+            gated = whole_model(trainer.accelerator.unwrap_model(trainer.model))
+            pruned = goal.reach(partial(pruned_by_gates, goal, gated), self.speedup)
+            return self.train(pruned, f"{name} fine-tuned", args.finetune_epochs), {}
+        scores = self.scores(method, self.dense(), goal)
+        model = goal.reach(partial(self.pruned_by_scores, goal, scores), self.speedup)
         more = {}
         if isinstance(goal, SpeedupGoal):
             if args.refit:

@@ -18,8 +18,14 @@ from .. import (
     select_parts,
     unit_importance,
 )
+from ..models.settled_gates import settle_gates, settle_gates_to_cost
 from .arguments.prune_heads import PruneArguments
 
+
+# Two measurements of a model differ by about this factor.
+MEASUREMENT_MARGIN = 1.02
+# Attempts to reach a measured speed-up, each with a higher predicted one.
+ATTEMPTS = 4
 
 Batches = Callable[[], Any]
 
@@ -48,8 +54,24 @@ class Goal(Protocol):
     def read_scores(self, path: Path) -> Any:
         """Scores that a run saved."""
 
-    def prune(self, model: PreTrainedModel, scores: Any) -> None:
-        """Removes the parts with the lowest scores."""
+    def prune(self, model: PreTrainedModel, scores: Any, value: float) -> None:
+        """Removes the parts with the lowest scores, for a number of heads or a predicted speed-up."""
+
+    def settle(self, model: PreTrainedModel, value: float) -> None:
+        """Closes gates for a number of heads or a predicted speed-up."""
+
+    def reach(
+        self, prune: Callable[[float], PreTrainedModel], measure: Callable[[PreTrainedModel], float]
+    ) -> PreTrainedModel:
+        """Prunes until the goal is reached.
+
+        Args:
+            prune (callable): Returns the model pruned to a number of heads or a predicted speed-up.
+            measure (callable): Returns the measured speed-up of a model.
+
+        Returns:
+            `PreTrainedModel`: the pruned model.
+        """
 
 
 @dataclass(frozen=True)
@@ -79,8 +101,16 @@ class HeadGoal:
     def read_scores(self, path: Path) -> HeadScores:
         return HeadScores.load(path)
 
-    def prune(self, model: PreTrainedModel, scores: HeadScores) -> None:
-        retain_heads(model, self.keep, scores)
+    def prune(self, model: PreTrainedModel, scores: HeadScores, value: float) -> None:
+        retain_heads(model, int(value), scores)
+
+    def settle(self, model: PreTrainedModel, value: float) -> None:
+        settle_gates(model, int(value))
+
+    def reach(
+        self, prune: Callable[[float], PreTrainedModel], measure: Callable[[PreTrainedModel], float]
+    ) -> PreTrainedModel:
+        return prune(self.keep)
 
 
 @dataclass(frozen=True)
@@ -111,7 +141,30 @@ class SpeedupGoal:
     def read_scores(self, path: Path) -> UnitScores:
         return UnitScores.load(path)
 
-    def prune(self, model: PreTrainedModel, scores: UnitScores) -> None:
+    def prune(self, model: PreTrainedModel, scores: UnitScores, value: float) -> None:
         # Blocks are removed where no head or unit of theirs is left.
         parts = [part for part in self.parts if part != "blocks"]
-        select_parts(model, scores, self.table, self.speedup, parts=parts).apply(model)
+        select_parts(model, scores, self.table, value, parts=parts).apply(model)
+
+    def settle(self, model: PreTrainedModel, value: float) -> None:
+        settle_gates_to_cost(model, self.table, value)
+
+    def reach(
+        self, prune: Callable[[float], PreTrainedModel], measure: Callable[[PreTrainedModel], float]
+    ) -> PreTrainedModel:
+        # Predictions are off by some percent, more for strongly pruned models.
+        value = self.speedup
+        for _ in range(ATTEMPTS):
+            model = prune(value)
+            missing = MEASUREMENT_MARGIN * self.speedup / measure(model)
+            if missing <= 1 or not self._is_reachable(missing * value):
+                break
+            value *= missing
+        return model
+
+    def _is_reachable(self, speedup: float) -> bool:
+        try:
+            self.table.check_target(speedup, self.parts)
+        except ValueError:
+            return False
+        return True

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, PreTrainedModel
 
 from .. import GateHistory, HeadReport, HeadwiseTrainingArguments, head_report, headwise_model
@@ -22,6 +24,19 @@ from .summaries.prune_heads import PrunedRow, PruneSummary
 
 
 LATENCY_TABLE = "latency_table.json"
+
+
+def measured_speedup(
+    model: PreTrainedModel, dense: PreTrainedModel, training_args: HeadwiseTrainingArguments
+) -> float:
+    """Speed-up of a model on batches of the goal, measured by one process for all."""
+    found = [0.0]
+    if PartialState().is_main_process:
+        batch, length = training_args.latency_batch, training_args.latency_length
+        report = head_report(model, batch=batch, length=length, device=training_args.device, dense=dense)
+        found = [1 / report.latency_ratio]
+    broadcast_object_list(found)
+    return found[0]
 
 
 def measured(
