@@ -225,8 +225,8 @@ def draw_speedups(
 def draw_gates(summary: PruneSummary, goal: Goal, folder: Path, title: str) -> None:
     history = GateHistory.load(folder / "checkpoints" / f"gates-{goal.name}" / "gates.json")
     target = goal.keep if isinstance(goal, HeadGoal) else None
-    of_all = {"target": target, "settled_heads": history.settled_heads}
-    draw(plot_gate_history, folder / "gate_history.png", history.steps, history.open_heads, title, **of_all)
+    of_all = {"title": title, "target": target, **history.open_counts()}
+    draw(plot_gate_history, folder / "gate_history.png", history.steps, **of_all)
     last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
     what = f"{target} of {summary.heads_total} heads" if target else f"{goal.name.removesuffix('x')} × as fast"
     draw(plot_gates, folder / "gates.png", last, f"{title}; target: {what}")

@@ -294,7 +294,7 @@ class GateHistory(LastStepCallback):
         return html_table(header, rows, caption)
 
     def plot(self, path: str | Path | None = None, title: str = "", target: float | None = None) -> "Figure":
-        """Draws the number of heads with open gates over the steps of training.
+        """Draws the number of heads and units with open gates over the steps of training.
 
         Args:
             path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
@@ -304,7 +304,12 @@ class GateHistory(LastStepCallback):
         from ..analysis.plots.base import plot_gate_history
 
         total = {kind: sum(map(len, records[0])) for kind, records in self.log_alpha.items()}
-        return plot_gate_history(self.steps, self.open_heads, path, title, total, target, self.settled_heads)
+        return plot_gate_history(self.steps, path=path, title=title, total=total, target=target, **self.open_counts())
+
+    def open_counts(self) -> dict[str, dict[str, list]]:
+        """The numbers of open heads and units, as arguments of [`plot_gate_history`]."""
+        names = ("open_heads", "settled_heads", "open_units", "settled_units")
+        return {name: getattr(self, name) for name in names}
 
     def save(self, path: str | Path) -> None:
         """Writes the record as JSON."""

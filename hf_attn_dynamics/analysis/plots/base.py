@@ -27,6 +27,7 @@ from .figures import (
     white_lines,
 )
 from .matplotlib_names import (
+    Axes,
     Figure,
     FixedLocator,
     LinearSegmentedColormap,
@@ -275,8 +276,10 @@ def plot_gate_history(
     total: Mapping[str, int] | None = None,
     target: float | None = None,
     settled_heads: Mapping[str, Sequence[int]] | None = None,
+    open_units: Mapping[str, Sequence[float]] | None = None,
+    settled_units: Mapping[str, Sequence[int]] | None = None,
 ) -> Figure:
-    """Number of open heads of each kind of site over training (compare Voita et al. 2019, figure 9).
+    """Number of open heads of each kind of site over training (compare Voita et al. 2019, figure 9), and of units.
 
     Args:
         steps (`list[int]`): Optimizer steps.
@@ -287,47 +290,73 @@ def plot_gate_history(
         target (`float`, *optional*): Target number of heads over all sites; adds a line of their sum.
         settled_heads (`dict[str, list[int]]`, *optional*): Heads with open deterministic gates at these steps, which a
             target refers to; the expected numbers then become dotted lines.
+        open_units, settled_units (`dict`, *optional*): The same for feed-forward units, in a second panel.
 
     Raises:
         ValueError: if there is nothing to draw, a kind of site is unknown or has another number of values than steps.
     """
-    kinds = _known_kinds(set(open_heads), "open_heads")
+    panels = [("heads", open_heads, settled_heads, total, target)]
+    if open_units:
+        panels.append(("units", open_units, settled_units or None, None, None))
+    for name, expected, settled, *_ in panels:
+        _check_history(name, steps, expected, settled)
+    figure, rows = new_figure(9, 4 * len(panels), rows=len(panels))
+    for [axes], (name, expected, settled, of_all, aim) in zip(rows, panels):
+        _draw_open(axes, name, steps, expected, settled, of_all or {}, aim)
+    what = " and units" * bool(open_units)
+    return finish_figure(figure, path, title, f"Open heads{what} while gates are trained")
+
+
+def _check_history(
+    name: str, steps: Sequence[int], expected: Mapping[str, Sequence], settled: Mapping[str, Sequence] | None
+) -> None:
+    kinds = _known_kinds(set(expected), f"open_{name}")
     if not len(steps):
         raise ValueError("steps are empty: nothing to draw.")
-    for name, values in (("open_heads", open_heads), ("settled_heads", settled_heads or {})):
+    for argument, values in ((f"open_{name}", expected), (f"settled_{name}", settled or {})):
         for kind in kinds if values else ():
             if len(values[kind]) != len(steps):
-                raise ValueError(f"{name}[{kind!r}] has {len(values[kind])} values for {len(steps)} steps.")
-    figure, [[axes]] = new_figure(9, 4)
-    settled = settled_heads is not None
+                raise ValueError(f"{argument}[{kind!r}] has {len(values[kind])} values for {len(steps)} steps.")
+
+
+def _draw_open(
+    axes: Axes,
+    name: str,
+    steps: Sequence[int],
+    expected: Mapping[str, Sequence[float]],
+    settled: Mapping[str, Sequence[int]] | None,
+    total: Mapping[str, int],
+    target: float | None,
+) -> None:
+    """Draws the number of open heads or units of each kind of site over training."""
+    kinds = _known_kinds(set(expected), f"open_{name}")
     lines = {SITE_NAMES[kind]: (kind, SITE_COLOURS[kind]) for kind in kinds}
     if target is not None and len(kinds) > 1:
         lines["all sites"] = (None, "0.2")
-    for name, (kind, colour) in lines.items():
-        of_all = f" of {total[kind]}" if total is not None and kind in total else ""
-        drawn = _of_kind(settled_heads if settled else open_heads, kind, kinds)
-        label = f"{name}: {drawn[-1] if settled else f'{drawn[-1]:.1f}'}{of_all}"
-        axes.plot(steps, drawn, color=colour, linewidth=2, label=label)
+    for label, (kind, colour) in lines.items():
+        of_all = f" of {total[kind]}" if kind in total else ""
+        drawn = _of_kind(expected if settled is None else settled, kind, kinds)
+        last = f"{drawn[-1]:.1f}" if settled is None else f"{drawn[-1]:,}"
+        axes.plot(steps, drawn, color=colour, linewidth=2, label=f"{label}: {last}{of_all}")
         # After the last step, gates may be moved to the target.
         axes.plot(steps[-1:], drawn[-1:], color=colour, marker="o", markersize=7, clip_on=False, zorder=4)
-        if settled:
-            axes.plot(steps, _of_kind(open_heads, kind, kinds), color=colour, linewidth=1, linestyle=":", alpha=0.7)
-    if settled:
-        expected = sum(open_heads[kind][-1] for kind in kinds)
-        axes.plot([], [], color="0.4", linewidth=1, linestyle=":", label=f"expected in training: {expected:.1f}")
+        if settled is not None:
+            axes.plot(steps, _of_kind(expected, kind, kinds), color=colour, linewidth=1, linestyle=":", alpha=0.7)
+    if settled is not None:
+        number = sum(expected[kind][-1] for kind in kinds)
+        axes.plot([], [], color="0.4", linewidth=1, linestyle=":", label=f"expected in training: {number:,.1f}")
         if len(steps) > 1:
-            before, after = (sum(settled_heads[kind][index] for kind in kinds) for index in (-2, -1))
-            axes.plot([], [], "o", color="0.4", markersize=7, label=f"last record: {before} → {after} open")
+            before, after = (sum(settled[kind][index] for kind in kinds) for index in (-2, -1))
+            axes.plot([], [], "o", color="0.4", markersize=7, label=f"last record: {before:,} → {after:,} open")
     if target is not None:
         axes.axhline(target, color="0.45", linestyle="--", linewidth=1.3, label=f"target: {target:g}")
-    axes.set(xlabel="optimizer step", ylabel="heads with open gates" if settled else "expected open heads")
+    axes.set(xlabel="optimizer step", ylabel=f"expected open {name}" if settled is None else f"{name} with open gates")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)
     # Outside of the axes, where it covers no line.
     beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
     axes.legend(frameon=False, fontsize=9, title="at the last step", title_fontsize=9, alignment="left", **beside)
     clean_axes(axes)
-    return finish_figure(figure, path, title, "Open heads while gates are trained")
 
 
 def _of_kind(values: Mapping[str, Sequence], kind: str | None, kinds: list[str]) -> list:

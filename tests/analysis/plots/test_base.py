@@ -194,6 +194,19 @@ def test_histories_of_gates_are_drawn_site_by_site_and_summed_beside_a_target():
     assert labels[2:] == ["all sites: 9.8", "target: 9"]
 
 
+def test_histories_of_units_have_a_panel_of_their_own():
+    heads = {"open_heads": {"encoder": [8.0, 2.25]}, "settled_heads": {"encoder": [8, 2]}}
+    units = {"open_units": {"encoder": [1100.0, 512.5]}, "settled_units": {"encoder": [1100, 500]}}
+    of_heads, of_units = plot_gate_history([0, 10], **heads, **units).axes
+    assert (of_heads.get_ylabel(), of_units.get_ylabel()) == ("heads with open gates", "units with open gates")
+    assert [list(line.get_ydata()) for line in of_units.lines[:3]] == [[1100, 500], [500], [1100, 512.5]]
+    labels = [text.get_text() for text in of_units.get_legend().get_texts()]
+    expected = ["encoder self-attention: 500", "expected in training: 512.5", "last record: 1,100 → 500 open"]
+    assert labels == expected
+    with pytest.raises(ValueError, match=r"settled_units\['encoder'\] has 1 values for 2 steps"):
+        plot_gate_history([0, 10], **heads, open_units=units["open_units"], settled_units={"encoder": [3]})
+
+
 def test_gates_are_probabilities_that_all_cells_print():
     encoder, cross, _ = drawn_panels(plot_gates(LOG_ALPHA))
     probabilities = cross.images[0].get_array()
