@@ -1,6 +1,7 @@
 """Tiny tasks, models for them, and a trainer that takes one full step."""
 
 import datasets
+import pytest
 import torch
 from tiny_models import ragged_sentences, tiny_config
 
@@ -130,3 +131,30 @@ def trainer(folder, model, data, evaluation=None, callbacks=None, teacher=None, 
         teacher=teacher,
         latency_table=latency_table,
     )
+
+
+def train_gates(folder, model, data, **settings):
+    """A trainer that has trained a model with gates."""
+    settings = {"guidance_weight": None, "learning_rate": 1e-3, "gate_learning_rate": 0.2, **settings}
+    made = trainer(folder, model, data, **settings)
+    made.train()
+    return made
+
+
+def assert_accumulation_is_exact(folder, build_gated, data, logged=(), **settings):
+    """The first step on one batch is that on its micro-batches, with gates that a penalty moves."""
+    steps, logs = [], []
+    for batch, accumulation in ((8, 1), (2, 4)):
+        model, sizes = (
+            build_gated(),
+            {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation},
+        )
+        made = train_gates(folder, model, data, gate_learning_rate=1.0, **DESCENT, **sizes, **settings)
+        steps.append({name: p.detach().clone() for name, p in model.named_parameters()})
+        logs.append(made.state.log_history[0])
+    for name, whole in steps[0].items():
+        torch.testing.assert_close(steps[1][name], whole, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+    for name in ("loss", "task_loss", "gate_penalty", "gate_penalty_weight", *logged):
+        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
+    expected = logs[0]["task_loss"] + logs[0]["gate_penalty_weight"] * logs[0]["gate_penalty"]
+    assert logs[0]["loss"] == pytest.approx(expected, rel=1e-5)

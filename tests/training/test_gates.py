@@ -3,7 +3,7 @@ import copy
 import datasets
 import pytest
 import torch
-from tiny_training import build, collate, examples, trainer
+from tiny_training import STILL, assert_accumulation_is_exact, build, collate, examples, train_gates, trainer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_attn_dynamics import (
@@ -17,9 +17,6 @@ from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
 from hf_attn_dynamics.training.gates import gate_noise
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
 def gated(task="SequenceClassification", kind="roberta", gates=None, **changes):
     every = {"encoder": {}, "decoder": {}, "cross": {}} if kind == "marian" else {}
     return build(task, kind, guidance=None, gates=every if gates is None else gates, **{**STILL, **changes})
@@ -29,50 +26,21 @@ def log_alpha(model):
     return torch.cat([gate.log_alpha.detach() for gate in model.head_gates().values()])
 
 
-def run(folder, model, data, **settings):
-    settings = {"guidance_weight": None, "learning_rate": 1e-3, "gate_learning_rate": 0.2, **settings}
-    made = trainer(folder, model, data, **settings)
-    made.train()
-    return made
-
-
 @pytest.mark.parametrize(
     ("kind", "task"),
     [("roberta", "SequenceClassification"), ("electra", "ReplacedTokens"), ("marian", "Translation")],
 )
 @pytest.mark.parametrize("pressure", [{"gate_penalty": 0.3}, {"target_heads": 3}])
 def test_accumulated_micro_batches_give_the_step_of_one_batch(tmp_path, kind, task, pressure):
-    steps, logs = [], []
-    for batch, accumulation in ((8, 1), (2, 4)):
-        model = gated(task, kind)
-        made = run(
-            tmp_path,
-            model,
-            examples(task),
-            optim="sgd",
-            learning_rate=1.0,
-            gate_learning_rate=1.0,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-            target_learning_rate=0.1,
-            **pressure,
-        )
-        steps.append({name: p.detach().clone() for name, p in model.named_parameters()})
-        logs.append(made.state.log_history[0])
-    for name, whole in steps[0].items():
-        torch.testing.assert_close(steps[1][name], whole, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    for name in ("loss", "task_loss", "gate_penalty", "gate_penalty_weight"):
-        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
-    expected = logs[0]["task_loss"] + logs[0]["gate_penalty_weight"] * logs[0]["gate_penalty"]
-    assert logs[0]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert_accumulation_is_exact(
+        tmp_path, lambda: gated(task, kind), examples(task), target_learning_rate=0.1, **pressure
+    )
 
 
 def test_the_step_is_that_of_the_task_loss_and_the_penalty_at_the_noise_of_the_step(tmp_path):
     settings = {"optim": "sgd", "learning_rate": 1.0, "gate_learning_rate": 1.0, "max_grad_norm": 0.0}
     model, twin = gated(), gated().train()
-    run(tmp_path, model, examples("SequenceClassification"), gate_penalty=0.3, seed=7, **settings)
+    train_gates(tmp_path, model, examples("SequenceClassification"), gate_penalty=0.3, seed=7, **settings)
     outputs = twin(
         **collate(examples("SequenceClassification").to_list()),
         gate_penalty_weight=0.3,
@@ -114,7 +82,7 @@ def test_no_price_keeps_all_heads_a_high_one_closes_all_and_in_between_it_is_mon
     left = []
     for price in (0.0, 0.02, 5.0):
         model = gated()
-        made = run(tmp_path, model, data, gate_penalty=price, max_steps=60, logging_steps=60)
+        made = train_gates(tmp_path, model, data, gate_penalty=price, max_steps=60, logging_steps=60)
         left.append(made.state.log_history[0]["expected_heads_encoder"])
     assert left == sorted(left, reverse=True)
     assert left[0] > 7
@@ -123,11 +91,11 @@ def test_no_price_keeps_all_heads_a_high_one_closes_all_and_in_between_it_is_mon
 
 def test_gates_that_do_not_move_and_gates_that_all_close_are_told_of(tmp_path, caplog):
     data = examples("SequenceClassification", 16)
-    run(tmp_path, gated(), data, gate_penalty=5.0, max_steps=60, logging_steps=20)
+    train_gates(tmp_path, gated(), data, gate_penalty=5.0, max_steps=60, logging_steps=20)
     assert caplog.text.count("all gates are closed") == 1
     assert "no gate has moved" not in caplog.text
     caplog.clear()
-    run(tmp_path, gated(), data, gate_penalty=1e-4, gate_learning_rate=1e-5, max_steps=3)
+    train_gates(tmp_path, gated(), data, gate_penalty=1e-4, gate_learning_rate=1e-5, max_steps=3)
     assert "no gate has moved by more than 0.05 in 3 steps: raise gate_learning_rate" in caplog.text
 
 
@@ -135,7 +103,9 @@ def test_gates_that_do_not_move_and_gates_that_all_close_are_told_of(tmp_path, c
 def test_exactly_so_many_heads_stay_open_as_were_asked_for(tmp_path, target):
     model, history = gated(), GateHistory(every=1)
     settings = {"max_steps": 120, "logging_steps": 120, "target_learning_rate": 1e-3, "gate_learning_rate": 0.3}
-    run(tmp_path, model, examples("SequenceClassification", 16), target_heads=target, callbacks=[history], **settings)
+    train_gates(
+        tmp_path, model, examples("SequenceClassification", 16), target_heads=target, callbacks=[history], **settings
+    )
     assert int((log_alpha(model) > 0).sum()) == target
     one_step_before, at_the_end = history.settled_heads["encoder"][-2:]
     assert abs(one_step_before - target) <= 1
@@ -172,7 +142,7 @@ def test_the_model_that_is_evaluated_and_saved_last_is_the_one_that_training_lea
 
 def test_so_many_fractional_gates_are_not_zero_as_were_asked_for(tmp_path, caplog):
     model = gated(gates={"evaluation": "fractional", "initial_log_alpha": -1.0})
-    run(tmp_path, model, examples("SequenceClassification"), target_heads=3, max_steps=2)
+    train_gates(tmp_path, model, examples("SequenceClassification"), target_heads=3, max_steps=2)
     assert "all gates are closed" not in caplog.text
     assert sum(int(gate.settled().ne(0).sum()) for gate in model.head_gates().values()) == 3
     assert sum(map(len, prune_closed_gates(model).config.pruned_heads.values())) == 5
@@ -191,8 +161,8 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
     }
     data = examples("SequenceClassification", 14)
     histories = [GateHistory(every=2) for _ in range(3)]
-    whole = run(tmp_path / "whole", gated(), data, callbacks=[histories[0]], **settings)
-    run(tmp_path / "stopped", gated(), data, callbacks=[histories[1]], **settings)
+    whole = train_gates(tmp_path / "whole", gated(), data, callbacks=[histories[0]], **settings)
+    train_gates(tmp_path / "stopped", gated(), data, callbacks=[histories[1]], **settings)
     resumed = trainer(tmp_path / "stopped", gated(seed=5), data, callbacks=[histories[2]], gate_learning_rate=0.2,
                       **{**settings, "guidance_weight": None})  # fmt: skip
     resumed.train(resume_from_checkpoint=str(tmp_path / "stopped" / "checkpoint-3"))
@@ -209,12 +179,12 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(tmp_path):
 def test_training_over_again_starts_with_no_price(tmp_path):
     data = examples("SequenceClassification")
     settings = {"target_heads": 2, "target_learning_rate": 0.05, "max_steps": 4}
-    made = run(tmp_path, gated(), data, **settings)
+    made = train_gates(tmp_path, gated(), data, **settings)
     fresh = copy.deepcopy(made.model)
     made.train()
     prices = [
         [e["gate_penalty_weight"] for e in each.state.log_history if "task_loss" in e]
-        for each in (made, run(tmp_path, fresh, data, **settings))
+        for each in (made, train_gates(tmp_path, fresh, data, **settings))
     ]
     assert prices[0][0] == prices[1][0] != 0
     assert len(prices[0]) == 4
@@ -223,7 +193,7 @@ def test_training_over_again_starts_with_no_price(tmp_path):
 def test_the_history_records_phi_and_comes_back_from_its_file(tmp_path):
     history = GateHistory(every=2)
     model = gated("Translation", "marian")
-    run(tmp_path, model, examples("Translation"), max_steps=5, gate_penalty=0.1, callbacks=[history])
+    train_gates(tmp_path, model, examples("Translation"), max_steps=5, gate_penalty=0.1, callbacks=[history])
     assert history.steps == [0, 2, 4, 5]
     assert history.log_alpha["encoder"][0] == [[2.5] * 4] * 2
     assert history.log_alpha["cross"][-1] == [
@@ -238,14 +208,14 @@ def test_the_history_records_phi_and_comes_back_from_its_file(tmp_path):
 def test_pruning_the_encoder_alone_leaves_the_decoder_as_it_was(tmp_path):
     model = gated("Translation", "marian", gates={"encoder": {}})
     before = {name: p.detach().clone() for name, p in model.named_parameters(remove_duplicate=False)}
-    run(tmp_path, model, examples("Translation"), gate_penalty=0.1, max_steps=2, learning_rate=1e-2)
+    train_gates(tmp_path, model, examples("Translation"), gate_penalty=0.1, max_steps=2, learning_rate=1e-2)
     for name, p in model.named_parameters(remove_duplicate=False):
         moved = not torch.equal(p, before[name])
         inside = name.startswith("model.encoder.") and "embed" not in name
         # A key's bias shifts all scores of a row alike, so that its gradient is rounding.
         assert moved == inside or "k_proj.bias" in name, name
     assert all(p.requires_grad for name, p in model.named_parameters() if "embed_positions" not in name)
-    run(tmp_path, model, examples("Translation"), gate_penalty=0.1, freeze_decoder=False, learning_rate=1e-2)
+    train_gates(tmp_path, model, examples("Translation"), gate_penalty=0.1, freeze_decoder=False, learning_rate=1e-2)
     assert not torch.equal(model.model.decoder.layers[0].fc1.weight, before["model.decoder.layers.0.fc1.weight"])
 
 

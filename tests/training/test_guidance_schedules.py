@@ -4,13 +4,12 @@ import json
 
 import pytest
 import torch
-from tiny_training import build, collate, guidance_to_targets, trainer, with_targets
+from tiny_training import STILL, build, collate, guidance_to_targets, trainer, with_targets
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics.recipes.arguments.parsing import parse_yaml_or_flags
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 DESCENT = {"optim": "sgd", "learning_rate": 0.3, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
 SCHEDULES = {
     "roberta": {"guidance_schedule": {"syntax": "hold", "why": "constant"}, "guidance_hold_steps": {"syntax": 2}},

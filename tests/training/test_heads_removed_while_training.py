@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 from tiny_models import SIZES
-from tiny_training import build, collate, examples, trainer
+from tiny_training import STILL, build, collate, examples, trainer
 from torch.nn.utils import parameters_to_vector
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, Trainer, TrainerCallback
 
@@ -14,7 +14,6 @@ from hf_attn_dynamics import HeadwiseTrainer, prune_closed_gates, prune_heads
 from hf_attn_dynamics.training import GateHistory, HeadwiseTrainingArguments, WeightAverageTrainer
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 HEADS = {0: [1, 2], 1: [0, 1, 2, 3]}
 NINE = {"max_steps": 9, "learning_rate": 1e-2, "per_device_train_batch_size": 4, "guidance_weight": None}
 

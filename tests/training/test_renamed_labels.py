@@ -3,12 +3,11 @@
 
 import pytest
 import torch
-from tiny_training import build, collate, examples, trainer
+from tiny_training import STILL, build, collate, examples, trainer
 
 from hf_attn_dynamics import HeadwiseSeq2SeqTrainer, HeadwiseTrainer
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 NAMES = {
     "labels": "actions",
     "next_sentence_label": "follows",

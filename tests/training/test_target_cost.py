@@ -6,7 +6,7 @@ import logging
 import datasets
 import pytest
 import torch
-from tiny_training import build, collate, examples, trainer
+from tiny_training import STILL, assert_accumulation_is_exact, build, collate, examples, train_gates, trainer
 from transformers import TrainerCallback
 
 import hf_attn_dynamics as had
@@ -22,7 +22,6 @@ from hf_attn_dynamics.models.unit_roles import locate_units
 from hf_attn_dynamics.training.gates import TargetCost, gate_noise
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 ALL = ["heads", "units", "blocks"]
 
 
@@ -41,43 +40,12 @@ def phis(model):
     return [phi for gate in gates_of(model) for phi in gate.parameters()]
 
 
-def run(folder, model, data, **settings):
-    settings = {"guidance_weight": None, "learning_rate": 1e-3, "gate_learning_rate": 0.2, **settings}
-    made = trainer(folder, model, data, **settings)
-    made.train()
-    return made
-
-
 @pytest.mark.parametrize(
     ("kind", "task"), [("roberta", "SequenceClassification"), ("marian", "Translation"), ("electra", "ReplacedTokens")]
 )
 def test_accumulated_micro_batches_give_the_step_of_one_batch(tmp_path, kind, task):
-    steps, logs = [], []
-    for batch, accumulation in ((8, 1), (2, 4)):
-        model = gated(task, kind)
-        made = run(
-            tmp_path,
-            model,
-            examples(task),
-            optim="sgd",
-            learning_rate=1.0,
-            gate_learning_rate=1.0,
-            lr_scheduler_type="constant",
-            max_grad_norm=0.0,
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-            target_flops=0.5,
-            latency_length=16,
-            target_learning_rate=0.01,
-        )
-        steps.append({name: p.detach().clone() for name, p in model.named_parameters()})
-        logs.append(made.state.log_history[0])
-    for name, whole in steps[0].items():
-        torch.testing.assert_close(steps[1][name], whole, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
-    for name in ("loss", "task_loss", "gate_penalty", "gate_penalty_weight", "expected_cost"):
-        assert logs[1][name] == pytest.approx(logs[0][name], rel=1e-5)
-    expected = logs[0]["task_loss"] + logs[0]["gate_penalty_weight"] * logs[0]["gate_penalty"]
-    assert logs[0]["loss"] == pytest.approx(expected, rel=1e-5)
+    target = {"target_flops": 0.5, "latency_length": 16, "target_learning_rate": 0.01}
+    assert_accumulation_is_exact(tmp_path, lambda: gated(task, kind), examples(task), ["expected_cost"], **target)
 
 
 def test_the_step_is_that_of_the_task_loss_and_the_expected_cost_at_the_noise_of_the_step(tmp_path):
@@ -98,7 +66,7 @@ def test_the_step_is_that_of_the_task_loss_and_the_expected_cost_at_the_noise_of
     outputs.loss.backward()
     gradients = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
     one_step = gated()
-    made = run(
+    made = train_gates(
         tmp_path,
         one_step,
         examples("SequenceClassification"),
@@ -159,7 +127,7 @@ def test_trained_and_pruned_models_cost_what_was_asked_for(tmp_path, target, par
     model, history = gated(parts=parts), GateHistory(every=20)
     table = flops(model)
     speedup = 1 / 0.7 if "target_flops" in target else 1.35
-    made = run(
+    made = train_gates(
         tmp_path,
         model,
         examples("SequenceClassification", 16),
@@ -257,7 +225,7 @@ def test_a_table_is_measured_when_training_starts_and_a_resumed_run_continues_wi
 def test_the_decoder_is_left_as_it_was_if_only_the_encoder_is_pruned(tmp_path):
     model = build("Translation", "marian", guidance=None, gates={"encoder": {"parts": ALL}}, **STILL)
     before = {name: p.detach().clone() for name, p in model.named_parameters(remove_duplicate=False)}
-    run(tmp_path, model, examples("Translation"), target_flops=0.9, max_steps=2, latency_length=8)
+    train_gates(tmp_path, model, examples("Translation"), target_flops=0.9, max_steps=2, latency_length=8)
     for name, p in model.named_parameters(remove_duplicate=False):
         if name.startswith("model.decoder."):
             assert torch.equal(p, before[name]), name
@@ -267,7 +235,7 @@ def test_all_closed_feed_forward_blocks_are_told_of(tmp_path, caplog):
     model = gated(parts=("units",))
     for phi in phis(model):
         phi.data.fill_(-3.0)
-    run(tmp_path, model, examples("SequenceClassification"), gate_penalty=0.1, max_steps=2)
+    train_gates(tmp_path, model, examples("SequenceClassification"), gate_penalty=0.1, max_steps=2)
     assert caplog.text.count("every feed-forward block now outputs zero. Lower gate_penalty, or set a target_spe") == 1
     assert "every attention layer" not in caplog.text
 

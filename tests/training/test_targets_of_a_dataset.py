@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from tiny_training import build, collate, guidance_to_targets, trainer, with_targets
+from tiny_training import STILL, build, collate, guidance_to_targets, trainer, with_targets
 
 from hf_attn_dynamics import MaskedLanguageModelCollator
 from hf_attn_dynamics.data import (
@@ -16,7 +16,6 @@ from hf_attn_dynamics.data import (
 from hf_attn_dynamics.training import GuidanceCollator
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 TASKS = [("roberta", "MaskedLM"), ("bert", "PreTraining"), ("electra", "JointPreTraining"), ("marian", "Translation")]
 
 

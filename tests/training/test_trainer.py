@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tiny_models import GUIDANCE, SIZES, tiny_config
-from tiny_training import build, collate, examples, trainer
+from tiny_training import STILL, build, collate, examples, trainer
 from torch.nn.utils import parameters_to_vector
 from transformers import (
     RobertaConfig,
@@ -27,7 +27,6 @@ from hf_attn_dynamics import (
 )
 
 
-STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 EVERYWHERE = {"encoder": {}, "decoder": {}, "cross": {}}
 
 
