@@ -18,7 +18,7 @@ from ...models.compat import build_from_config
 from ...models.cost_table import PHASES
 from ...models.number_checks import is_integer
 from ...models.unit_roles import UnitLayer, locate_units
-from ..model_views import evaluation_view
+from ..model_views import ModelView, evaluation_view
 from ..running import longest_input
 
 
@@ -223,8 +223,15 @@ def count_flops(model: PreTrainedModel, inputs: Inputs) -> int:
     # The counter keeps references to tensors that require gradients.
     view.detach_parameters()
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        view.root(**inputs)
+        without_mixed_precision(view)(**inputs)
     return counter.get_total_flops()
+
+
+def without_mixed_precision(view: ModelView) -> PreTrainedModel:
+    """The root of a view, which computes in the data type of its weights also if a trainer has prepared the model."""
+    from accelerate.utils import extract_model_from_parallel
+
+    return extract_model_from_parallel(view.root, keep_fp32_wrapper=False)
 
 
 def alternating_times(

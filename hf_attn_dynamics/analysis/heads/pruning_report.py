@@ -33,6 +33,7 @@ from .measuring import (
     example_inputs,
     moved,
     prunable_units,
+    without_mixed_precision,
 )
 
 
@@ -251,7 +252,8 @@ def head_report(
     """Compares heads, feed-forward units, parameters, FLOPs, bytes and latency of a pruned model with its dense model.
 
     Both models run on the same random input in evaluation and inference mode. Latencies are medians over rounds in
-    which the models alternate, so that both see the same load of the machine. PyTorch counts FLOPs with attention as
+    which the models alternate, so that both see the same load of the machine. They compute in the data type of their
+    weights: mixed precision of a trainer is off. PyTorch counts FLOPs with attention as
     matrix products, since it does not count its fused kernels on all devices; masked scores count.
 
     Args:
@@ -316,7 +318,7 @@ def head_report(
         threads = torch.get_num_threads()
         inputs = moved(inputs, device, model.dtype)
         with torch.inference_mode():
-            readers = [evaluation_view(each).root for each in (dense, model)]
+            readers = [without_mixed_precision(evaluation_view(each)) for each in (dense, model)]
             is_decoding = phase == "decode"
             makers = [decoding_inputs(each, inputs) if is_decoding else lambda: inputs for each in readers]
             caches = [cache_bytes(make()["cache"]) for make in makers] if is_decoding else (None, None)

@@ -5,6 +5,8 @@ from collections import Counter
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from stock_models import STOCK_MODELS, build_image_reader, build_stock
 from transformers import (
     AlbertConfig,
@@ -457,3 +459,20 @@ def test_decoding_is_measured_with_a_cache(name, kind):
 def test_phases_that_a_model_does_not_have_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         head_report(build_stock("bert"), **changes)
+
+
+def test_a_model_that_was_trained_in_mixed_precision_is_measured_in_that_of_its_weights():
+    dense = build_stock("bert")
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(build_stock("bert"))
+    AcceleratorState._reset_state()  # later trainings have another precision
+    seen = []
+    for each in (dense, model):
+        each.get_submodule("bert.encoder.layer.0.intermediate.dense").register_forward_hook(
+            lambda module, inputs, output: seen.append(output.dtype)
+        )
+    head_report(model, batch=2, length=8, rounds=2, dense=dense)
+    assert set(seen) == {torch.float32}
+    # The model itself still computes in mixed precision.
+    seen.clear()
+    model(torch.tensor([[5, 6, 7]]))
+    assert seen == [torch.bfloat16]
