@@ -43,7 +43,13 @@ from transformers.utils import logging
 from hf_attn_dynamics import headwise_model
 from hf_attn_dynamics._refusals import refuse_bad_input
 from hf_attn_dynamics._tables import format_table
-from hf_attn_dynamics.analysis.heads.measuring import Inputs, alternating_times, count_flops, example_inputs
+from hf_attn_dynamics.analysis.heads.measuring import (
+    Inputs,
+    alternating_times,
+    count_flops,
+    example_inputs,
+    without_mixed_precision,
+)
 from hf_attn_dynamics.analysis.model_views import evaluation_view
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.unit_roles import locate_units
@@ -277,7 +283,7 @@ def speedups(models: list[Pruned], args: PeerArguments) -> None:
     with torch.inference_mode():
         for shape, (batch, length) in zip(args.shapes, parse_shapes(args.shapes)):
             inputs = example_inputs(first, batch, length)
-            views = [evaluation_view(one.model).root for one in models]
+            views = [without_mixed_precision(evaluation_view(one.model)) for one in models]
             times = alternating_times(views, [lambda inputs=inputs: inputs] * len(views), args.rounds, first.device)
             dense, *_ = medians = [statistics.median(own) for own in times]
             for one, median in zip(models, medians):
