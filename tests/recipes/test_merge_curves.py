@@ -1,3 +1,4 @@
+import csv
 import json
 
 import pytest
@@ -32,6 +33,35 @@ def test_the_table_has_the_mean_and_deviation_of_the_runs(tmp_path, capsys):
     assert (tmp_path / "out" / "curve.png").stat().st_size
 
 
+def test_speedups_have_lines_of_their_own(tmp_path, capsys):
+    runs = []
+    for seed, better in ((1, 0.0), (2, 0.02)):
+        rows = [
+            {"method": "gates", "target": 2.0, "speedup": 2.1 + better, "heads": 30, "accuracy": 0.88 + better},
+            {"method": "fisher", "target": 2.0, "speedup": 2.0, "heads": 25 + seed, "accuracy": 0.87,
+             "accuracy_untrained": 0.6 + better},
+        ]  # fmt: skip
+        more = {"rows": rows, "target_speedup": [2.0], "latency_batch": 8, "latency_length": 128}
+        runs.append(write_run(tmp_path / str(seed), seed, 0.9, {}, **more))
+    merge_curves.main(MergeArguments(runs=list(map(str, runs)), output_dir=str(tmp_path / "out")))
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["method", "target", "measured speed-up", "accuracy", "accuracy, untrained"]
+    assert lines[2:] == [
+        ["dense", "1 ×", "1.00", "90.0 ± 0.0", "–"],
+        ["gates", "2 ×", "2.11 ± 0.01", "89.0 ± 1.4", "–"],
+        ["fisher", "2 ×", "2.00 ± 0.00", "87.0 ± 0.0", "61.0 ± 1.4"],
+    ]
+    with open(tmp_path / "out" / "curve.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seed"], row["method"], row["speedup"]) for row in rows[:2]] == [
+        ("1", "dense", "1.0"),
+        ("1", "gates", "2.1"),
+    ]
+    drawn = json.loads((tmp_path / "out" / "curve.plot.json").read_text())
+    assert drawn["plot"] == "plot_speedup_curve"
+    assert drawn["arguments"]["title"] == "t; 2 seeds; batch 8 × 128 tokens"
+
+
 def test_perplexity_is_no_share(tmp_path, capsys):
     rows = [{"method": "gates", "heads": 2, "perplexity": 90.0}]
     run = write_run(tmp_path / "a", 1, 81.25, {}, metric="perplexity", rows=rows)
@@ -46,6 +76,7 @@ def test_perplexity_is_no_share(tmp_path, capsys):
     [
         ({"text": "u"}, "the same text, but it is 't' in the first run and 'u' in"),
         ({"heads_total": 12}, "the same heads_total, but it is 72 in the first run and 12"),
+        ({"target_speedup": [2.0]}, "the same target_speedup, but it is None in the first run and [2.0] in"),
         ({"seed": 1}, "runs have the seeds 1, 1; name each seed once"),
     ],
 )
