@@ -23,6 +23,7 @@ from ..running import longest_input
 
 
 WARM_UP = 2  # forward passes of each model before timing
+LARGEST_CHUNK = 31 * 2**20  # bytes; glibc keeps no larger chunks in any case
 
 Inputs = dict[str, Any]
 
@@ -239,6 +240,9 @@ def alternating_times(
 ) -> list[list[float]]:
     """Seconds of forward passes of models that alternate, so that all see the same load of the machine.
 
+    On CPUs, page faults of temporary tensors are not measured as far as possible: they slow larger models down, more in
+    new processes than in those that have freed a large tensor before.
+
     Args:
         models (sequence): The models; the first of a round alternates as well.
         inputs (sequence of callables): Make the inputs of each model before each of its passes, which is not timed.
@@ -248,6 +252,8 @@ def alternating_times(
     Returns:
         `list[list[float]]`: seconds of each round, by model.
     """
+    # Once a chunk was freed, the allocator of glibc keeps chunks of this size instead of returning them to the system.
+    torch.empty(LARGEST_CHUNK, dtype=torch.uint8)
     for _ in range(WARM_UP):
         for model, make in zip(models, inputs):
             model(**make())
