@@ -240,8 +240,8 @@ def alternating_times(
 ) -> list[list[float]]:
     """Seconds of forward passes of models that alternate, so that all see the same load of the machine.
 
-    On CPUs, page faults of temporary tensors are not measured as far as possible: they slow larger models down, more in
-    new processes than in those that have freed a large tensor before.
+    On CPUs, page faults of temporary tensors are avoided as far as possible: they slow the larger model down, and more
+    so in a new process than in one that has freed a large tensor before.
 
     Args:
         models (sequence): The models; the first of a round alternates as well.

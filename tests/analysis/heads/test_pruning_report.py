@@ -1,12 +1,15 @@
 import copy
 import json
+import platform
 import struct
+import textwrap
 from collections import Counter
 
 import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from fresh_processes import python
 from stock_models import STOCK_MODELS, build_image_reader, build_stock
 from transformers import (
     AlbertConfig,
@@ -476,3 +479,23 @@ def test_a_model_that_was_trained_in_mixed_precision_is_measured_in_that_of_its_
     seen.clear()
     model(torch.tensor([[5, 6, 7]]))
     assert seen == [torch.bfloat16]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators keep freed memory by other rules")
+def test_page_faults_of_large_tensors_are_not_measured():
+    # In a new process, glibc returns such tensors to the system after each pass.
+    code = """
+        import resource, torch
+        from hf_attn_dynamics.analysis.heads.measuring import alternating_times
+
+        def model():
+            large = [torch.ones(2 * 2**20) for _ in range(3)]
+            seen.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+
+        seen = []
+        alternating_times([model], [dict], 8, torch.device("cpu"))
+        print(seen[-1] - seen[-5])
+    """
+    # Each of four passes would touch 24 MB, which are 6,144 pages.
+    [process] = python(["-c", textwrap.dedent(code)])
+    assert int(process.stdout) < 600, process.stderr
