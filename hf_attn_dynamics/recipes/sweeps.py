@@ -316,7 +316,7 @@ def _starter() -> BaseContext:
         return multiprocessing.get_context("spawn")
     # The server has imported everything and touched no device, so that a forked run starts at once.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", "datasets", "hf_attn_dynamics.training"])
+    context.set_forkserver_preload(["torch", "transformers", "datasets", "hf_attn_dynamics.training", __name__])
     return context
 
 
