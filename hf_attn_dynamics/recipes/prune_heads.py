@@ -22,10 +22,10 @@ and `--keep` counts heads.
 `--target_speedup` sets a speed-up instead, which units of the feed-forward blocks and whole blocks also contribute to
 (`--parts`). The time of the model is measured first, for batches of `--latency_batch` texts of `--latency_length`
 tokens on this device; a table says what can be reached. The table is a prediction: each pruned model is measured, and
-more is removed if it misses the target. `gates` are trained until the expected time is below the
-target (Xia et al. 2022), `fisher` removes what the loss depends on least by the diagonal of its Fisher information
-(Kwon et al. 2022), and `michel` and `random` as above; `--refit` adjusts what is left by least squares, before
-training. With `--distillation_weight` or `--hidden_distillation_weight`, all copies learn from the dense model.
+more is removed if it misses the target. `gates` are trained until the expected time is below the target (Xia et al.
+2022), `fisher` removes what the loss depends on least by the diagonal of its Fisher information (Kwon et al. 2022),
+and `michel` and `random` as above; `--refit` adjusts what is left by least squares, before training. With
+`--distillation_weight` or `--hidden_distillation_weight`, all copies learn from the dense model.
 
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the model with all heads) and `model-K/` (with K

@@ -253,8 +253,8 @@ def head_report(
 
     Both models run on the same random input in evaluation and inference mode. Latencies are medians over rounds in
     which the models alternate, so that both see the same load of the machine. They compute in the data type of their
-    weights: mixed precision of a trainer is off. PyTorch counts FLOPs with attention as
-    matrix products, since it does not count its fused kernels on all devices; masked scores count.
+    weights: mixed precision of a trainer is off. PyTorch counts FLOPs with attention as matrix products, since it does
+    not count its fused kernels on all devices; masked scores count.
 
     Args:
         model (`PreTrainedModel`): The pruned model; it is not changed.
