@@ -53,6 +53,7 @@ from transformers import (
 from .. import (
     CostTable,
     GateHistory,
+    HeadReport,
     HeadwiseTrainer,
     HeadwiseTrainingArguments,
     headwise_model,
@@ -70,11 +71,9 @@ from .classifying import fitting_length
 from .pruning_goals import Goal, HeadGoal, SpeedupGoal
 from .pruning_reports import (
     LATENCY_TABLE,
-    measured,
-    measured_speedup,
+    Measurements,
     print_report,
     publish,
-    report_of_first,
     summarise,
 )
 from .pruning_tasks import PRUNING_TASKS, PruningTask
@@ -199,10 +198,15 @@ class Pruning:
         data: dict[str, Any],
     ):
         self.task, self.folder, self.args, self.training_args, self.data = task, folder, args, training_args, data
+        self.measurements = Measurements(self.dense, args, training_args)
+
+    def load(self, name: str) -> PreTrainedModel:
+        """A model that the run has saved."""
+        return headwise_model(self.folder / name, self.task.auto_class)
 
     def dense(self) -> PreTrainedModel:
         """The dense model, loaded anew."""
-        return headwise_model(self.folder / "dense", self.task.auto_class)
+        return self.load("dense")
 
     def train(self, model: PreTrainedModel, name: str, epochs: float, **settings: Any) -> HeadwiseTrainer:
         """Trains a model for some epochs, with the dense model as its teacher if it has one."""
@@ -236,9 +240,13 @@ class Pruning:
         goal.prune(model, scores, value)
         return model
 
-    def speedup(self, model: PreTrainedModel) -> float:
-        """Measured speed-up of a model."""
-        return measured_speedup(model, self.dense(), self.training_args)
+    def report_of(self, row: dict[str, Any], goal: Goal) -> HeadReport:
+        """Measurements of the model that reached a goal in the first way."""
+        return (
+            HeadReport(**row["report"])
+            if "report" in row
+            else self.measurements.first(self.load(f"model-{goal.name}"))
+        )
 
     def prune(self, method: str, goal: Goal) -> tuple[HeadwiseTrainer, dict[str, Any]]:
         """Prunes a copy of the dense model and trains it; returns its trainer and further results."""
@@ -252,10 +260,10 @@ class Pruning:
             if trainer.is_world_process_zero():
                 history.save(self.folder / "checkpoints" / name / "gates.json")
             gated = whole_model(trainer.accelerator.unwrap_model(trainer.model))
-            pruned = goal.reach(partial(pruned_by_gates, goal, gated), self.speedup)
+            pruned = goal.reach(partial(pruned_by_gates, goal, gated), self.measurements.speedup)
             return self.train(pruned, f"{name} fine-tuned", args.finetune_epochs), {}
         scores = self.scores(method, self.dense(), goal)
-        model = goal.reach(partial(self.pruned_by_scores, goal, scores), self.speedup)
+        model = goal.reach(partial(self.pruned_by_scores, goal, scores), self.measurements.speedup)
         more = {}
         if isinstance(goal, SpeedupGoal):
             if args.refit:
@@ -369,7 +377,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         trainer, more = pruning.prune(method, goal)
         results = evaluate_method(trainer, method, task) | more
         if isinstance(goal, SpeedupGoal):
-            results |= measured(trainer.model, pruning.dense(), goal, args, training_args)
+            results |= pruning.measurements.results(trainer.model, goal)
         return results, trainer, f"model-{goal.name}" if method == args.importance[0] else None
 
     def make_from_scratch(goal: Goal):
@@ -380,7 +388,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         trainer = train_epochs(scratch, f"scratch-{goal.name}", epochs, training_args, data)
         results = evaluate_method(trainer, "from scratch", task)
         if isinstance(goal, SpeedupGoal):
-            results |= measured(trainer.model, pruning.dense(), goal, args, training_args)
+            results |= pruning.measurements.results(trainer.model, goal)
         return results, trainer, None
 
     dense = run.once("dense", make_dense)
@@ -391,7 +399,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     ]
     if args.from_scratch:
         rows += [run.once(f"scratch-{goal.name}", partial(make_from_scratch, goal)) for goal in goals]
-    report = report_of_first(goals, task, training_args, folder)
+    report = pruning.report_of(rows[0], goals[0])
     summary = summarise(task, dense, rows, goals, report, facts)
     return run.finish(
         summary,

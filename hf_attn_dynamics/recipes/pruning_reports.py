@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0.
 """Results of `prune_heads`: measurements, summary, table, pictures and cards."""
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, PreTrainedModel
 
-from .. import GateHistory, HeadReport, HeadwiseTrainingArguments, head_report, headwise_model
+from .. import GateHistory, HeadReport, HeadwiseTrainingArguments, head_report
 from .._tables import format_table
 from ..analysis.plots.base import plot_gate_history, plot_gates, plot_heads_per_layer, plot_pruning_curve
 from ..analysis.plots.parts import plot_parts_per_layer, plot_speedup_curve
@@ -26,51 +28,61 @@ from .summaries.prune_heads import PrunedRow, PruneSummary
 LATENCY_TABLE = "latency_table.json"
 
 
-def measured_speedup(
-    model: PreTrainedModel, dense: PreTrainedModel, training_args: HeadwiseTrainingArguments
-) -> float:
-    """Speed-up of a model on batches of the goal, measured by one process for all."""
-    found = [0.0]
-    if PartialState().is_main_process:
-        batch, length = training_args.latency_batch, training_args.latency_length
-        report = head_report(model, batch=batch, length=length, device=training_args.device, dense=dense)
-        found = [1 / report.latency_ratio]
-    broadcast_object_list(found)
-    return found[0]
+class Measurements:
+    """Reports of pruned models beside the dense one, each measured by one process for all.
 
+    Args:
+        dense (callable): Returns the dense model.
+    """
 
-def measured(
-    model: PreTrainedModel,
-    dense: PreTrainedModel,
-    goal: SpeedupGoal,
-    args: PruneArguments,
-    training_args: HeadwiseTrainingArguments,
-) -> dict[str, Any]:
-    """Speed-up of a model, measured against the dense one, and what is left of it."""
-    shapes = [(training_args.latency_batch, training_args.latency_length), *args.more_shapes()]
-    reports = [
-        head_report(model, batch=batch, length=length, device=training_args.device, dense=dense)
-        for batch, length in shapes
-    ]
-    first, decoding = reports[0], {}
-    if args.task == "causal-lm":
-        batch, length = shapes[0]
-        # One position is for the token that is decoded.
-        report = head_report(
-            model, batch=batch, length=length - 1, device=training_args.device, dense=dense, phase="decode"
-        )
-        decoding = {"decoding_speedup": 1 / report.latency_ratio, "cache_bytes": report.cache_bytes_pruned}
-    return decoding | {
-        "target": goal.speedup,
-        "speedup": 1 / first.latency_ratio,
-        "more_speedups": {report_name(report): 1 / report.latency_ratio for report in reports[1:]},
-        "predicted_speedup": goal.table.speedup_of(model),
-        "speedup_of_ideal": first.latency_of_ideal,
-        "units": first.units_kept,
-        "blocks": first.blocks_kept,
-        "bytes": first.bytes_pruned,
-        "units_of_layers": first.units,
-    }
+    def __init__(
+        self,
+        dense: Callable[[], PreTrainedModel],
+        args: PruneArguments,
+        training_args: HeadwiseTrainingArguments,
+    ):
+        self._dense, self._device, self._is_decoder = dense, training_args.device, args.task == "causal-lm"
+        self._shape = training_args.latency_batch, training_args.latency_length
+        self._more_shapes = args.more_shapes()
+
+    def report(self, model: PreTrainedModel, batch: int, length: int | None, phase: str = "forward") -> HeadReport:
+        found: list[Any] = [None]
+        if PartialState().is_main_process:
+            found = [
+                head_report(model, batch=batch, length=length, device=self._device, dense=self._dense(), phase=phase)
+            ]
+        broadcast_object_list(found)
+        return found[0]
+
+    def first(self, model: PreTrainedModel) -> HeadReport:
+        """Report on batches of the goal."""
+        return self.report(model, *self._shape)
+
+    def speedup(self, model: PreTrainedModel) -> float:
+        """Speed-up on batches of the goal."""
+        return 1 / self.first(model).latency_ratio
+
+    def results(self, model: PreTrainedModel, goal: SpeedupGoal) -> dict[str, Any]:
+        """Speed-ups of a model on all batches, and what is left of it."""
+        first, more = self.first(model), [self.report(model, *shape) for shape in self._more_shapes]
+        decoding = {}
+        if self._is_decoder:
+            batch, length = self._shape
+            # One position is for the token that is decoded.
+            report = self.report(model, batch, length - 1, "decode")
+            decoding = {"decoding_speedup": 1 / report.latency_ratio, "cache_bytes": report.cache_bytes_pruned}
+        return decoding | {
+            "target": goal.speedup,
+            "speedup": 1 / first.latency_ratio,
+            "more_speedups": {report_name(report): 1 / report.latency_ratio for report in more},
+            "predicted_speedup": goal.table.speedup_of(model),
+            "speedup_of_ideal": first.latency_of_ideal,
+            "units": first.units_kept,
+            "blocks": first.blocks_kept,
+            "bytes": first.bytes_pruned,
+            "units_of_layers": first.units,
+            "report": dataclasses.asdict(first),
+        }
 
 
 def report_name(report: Any) -> str:
@@ -101,19 +113,6 @@ def dense_row(task: PruningTask, dense: dict[str, Any], rows: list[dict[str, Any
         "bytes": report.bytes_dense,
     }
     return pruned_row(task, dense | of_speed)
-
-
-def report_of_first(
-    goals: list[Goal], task: PruningTask, training_args: HeadwiseTrainingArguments, folder: Path
-) -> HeadReport:
-    """Measurements of the model of the first way and the first goal."""
-    return head_report(
-        headwise_model(folder / f"model-{goals[0].name}", task.auto_class),
-        batch=training_args.latency_batch,
-        length=training_args.latency_length,
-        device=training_args.device,
-        dense=headwise_model(folder / "dense", task.auto_class),
-    )
 
 
 def summarise(

@@ -16,6 +16,7 @@ from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.unit_roles import locate_units
 from hf_attn_dynamics.recipes import prune_heads
 from hf_attn_dynamics.recipes.pruning_goals import MEASUREMENT_MARGIN, SpeedupGoal
+from hf_attn_dynamics.recipes.pruning_reports import Measurements
 
 
 RECIPE = Recipe(
@@ -38,16 +39,19 @@ def as_seconds(model, batch, length, device=None, progress=True):
     return dataclasses.replace(count_flops_table(model, batch, length), quantity="seconds")
 
 
-def slower_than_predicted(model, dense, training_args):
-    """Stands for the measured speed-up."""
-    return 0.95 * count_flops_table(dense, training_args.latency_batch, training_args.latency_length).speedup_of(model)
+class SlowerThanPredicted(Measurements):
+    """Measured speed-ups that are 5 % below the predicted ones."""
+
+    def speedup(self, model):
+        dense = self._dense()
+        return 0.95 * count_flops_table(dense, *self._shape).speedup_of(model)
 
 
 @pytest.fixture(scope="module")
 def timed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prune_heads, "measure_latency_table", as_seconds)
-        patch.setattr(prune_heads, "measured_speedup", slower_than_predicted)
+        patch.setattr(prune_heads, "Measurements", SlowerThanPredicted)
         yield
 
 
@@ -77,6 +81,7 @@ def test_the_summary_has_every_figure_and_is_what_was_returned(finished):
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert undocumented(prune_heads, summary) == set()
     assert summary["target_speedup"] == [1.5, 2.5]
+    assert summary["latency_ratio"] == 1 / summary["rows"][0]["speedup"]
     assert (summary["heads_total"], summary["units_total"]) == (8, 128)
     assert 1 < summary["largest_speedup_heads"] < summary["largest_speedup_units"] < summary["largest_speedup_blocks"]
 
