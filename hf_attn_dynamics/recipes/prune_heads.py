@@ -240,6 +240,10 @@ class Pruning:
         goal.prune(model, scores, value)
         return model
 
+    def results(self, trainer: HeadwiseTrainer, goal: SpeedupGoal) -> dict[str, Any]:
+        """Speed-ups of a trained model, and what is left of it."""
+        return self.measurements.results(whole_model(trainer.accelerator.unwrap_model(trainer.model)), goal)
+
     def report_of(self, row: dict[str, Any], goal: Goal) -> HeadReport:
         """Measurements of the model that reached a goal in the first way."""
         return (
@@ -377,7 +381,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         trainer, more = pruning.prune(method, goal)
         results = evaluate_method(trainer, method, task) | more
         if isinstance(goal, SpeedupGoal):
-            results |= pruning.measurements.results(trainer.model, goal)
+            results |= pruning.results(trainer, goal)
         return results, trainer, f"model-{goal.name}" if method == args.importance[0] else None
 
     def make_from_scratch(goal: Goal):
@@ -388,7 +392,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
         trainer = train_epochs(scratch, f"scratch-{goal.name}", epochs, training_args, data)
         results = evaluate_method(trainer, "from scratch", task)
         if isinstance(goal, SpeedupGoal):
-            results |= pruning.measurements.results(trainer.model, goal)
+            results |= pruning.results(trainer, goal)
         return results, trainer, None
 
     dense = run.once("dense", make_dense)

@@ -67,6 +67,18 @@ class ShardedEmbeddingsMixin:
             shard_embeddings(self.model, self.accelerator)
         return super().create_optimizer(*args, **kwargs)
 
+    def evaluation_loop(self, *args, **kwargs):
+        """The stock loop; before training, each process evaluates the whole model.
+
+        Accelerate shards a model only together with its optimizer, so the stock loop raises an error.
+        """
+        stock = self.is_fsdp_enabled
+        self.is_fsdp_enabled = stock and (not self.accelerator.is_fsdp2 or isinstance(self.model, FSDPModule))
+        try:
+            return super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.is_fsdp_enabled = stock
+
 
 @torch.no_grad()
 def whole_model(model: PreTrainedModel) -> PreTrainedModel:

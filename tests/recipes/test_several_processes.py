@@ -109,11 +109,21 @@ RUNS = {
         f"{EVERYWHERE} --models one={{start}} --random_seeds 3 4 --max_items 4",
     ),
 }
+# How much is removed depends on measured times.
+TIMED = "pruning to a speed-up"
+RUNS_OF_TWO = RUNS | {
+    TIMED: (
+        "prune_heads",
+        4,
+        f"{PRUNING.replace('--keep 3', '--target_speedup 1.2')} {CLASSES} --parts heads units blocks "
+        "--importance gates fisher --latency_shapes 1x8 --num_train_epochs 0 --finetune_epochs 0",
+    )
+}
 SHARDED = ("pretraining, masked words", "pruning")
 
 
 def command_line(folder, name, processes, material):
-    recipe, batch, line = RUNS[name]
+    recipe, batch, line = RUNS_OF_TWO[name]
     if batch is not None:
         line += f" --per_device_train_batch_size {batch // processes}"
     return recipe, [*material(line), "--output_dir", str(folder / name)]
@@ -141,12 +151,12 @@ def one(tmp_path_factory, material):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, material):
-    return run_by_two(tmp_path_factory.mktemp("two"), RUNS, material)
+    return run_by_two(tmp_path_factory.mktemp("two"), RUNS_OF_TWO, material)
 
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory, material):
-    return run_by_two(tmp_path_factory.mktemp("sharded"), SHARDED, material, **fsdp2_environment())
+    return run_by_two(tmp_path_factory.mktemp("sharded"), (*SHARDED, TIMED), material, **fsdp2_environment())
 
 
 def figures(run):
@@ -201,6 +211,21 @@ def test_a_sharded_model_is_saved_as_others_and_heads_can_be_removed(sharded):
     ]
     assert (pruned / "headwise_classes.py").is_file()
     assert not list(pruned.glob("_fsdp*"))
+
+
+@pytest.mark.parametrize("kind", ["two", "sharded"])
+def test_two_processes_prune_to_a_measured_speedup(kind, request):
+    folder, runs = request.getfixturevalue(kind)
+    rows = runs[TIMED]["summary"]["rows"]
+    assert [row["method"] for row in rows] == ["gates", "fisher"]
+    for row in rows:
+        assert row["predicted_speedup"] >= 1.2
+        assert row["speedup_1x8"] > 0
+    # The dense model, which is not trained here, has the same loss whole and sharded.
+    losses = [entry["eval_loss"] for entry in runs[TIMED]["log"] if "eval_loss" in entry]
+    assert losses[0] == pytest.approx(request.getfixturevalue("two")[1][TIMED]["log"][0]["eval_loss"], rel=1e-6)
+    model = AutoModelForSequenceClassification.from_pretrained(folder / TIMED / "model-1.2x")
+    assert sum(map(len, model.config.kept_heads().values())) == rows[0]["heads"]
 
 
 def test_models_are_saved_by_the_process_that_has_made_them(two):
