@@ -69,13 +69,7 @@ from .arguments.base import check_names, flag, refuse_flags
 from .arguments.prune_heads import PruneArguments
 from .classifying import fitting_length
 from .pruning_goals import Goal, HeadGoal, SpeedupGoal
-from .pruning_reports import (
-    LATENCY_TABLE,
-    Measurements,
-    print_report,
-    publish,
-    summarise,
-)
+from .pruning_reports import LATENCY_TABLE, Measurements, PruningResults
 from .pruning_tasks import PRUNING_TASKS, PruningTask
 from .run import Run, cpu_only, run_recipe
 from .summaries.prune_heads import PruneSummary
@@ -404,11 +398,12 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     if args.from_scratch:
         rows += [run.once(f"scratch-{goal.name}", partial(make_from_scratch, goal)) for goal in goals]
     report = pruning.report_of(rows[0], goals[0])
-    summary = summarise(task, dense, rows, goals, report, facts)
+    results = PruningResults(task, args, folder, goals, dense, rows, report)
+    summary = results.summary(facts)
     return run.finish(
         summary,
-        lambda: publish(task, dense, rows, summary, goals, args, report, folder),
-        lambda: print_report(task, dense, rows, summary, goals, report, folder),
+        partial(results.publish, summary),
+        partial(results.print, summary),
         pushed=f"model-{goals[0].name}",
     )
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,207 +91,180 @@ def report_name(report: Any) -> str:
     return f"{report.batch}x{report.length}" if report.length is not None else str(report.batch)
 
 
-def pruned_row(task: PruningTask, results: dict[str, Any]) -> PrunedRow:
-    names = (
-        "method", "heads", "loss", "parameters", "target", "speedup", "more_speedups", "predicted_speedup",
-        "speedup_of_ideal", "units", "blocks", "untrained", "bytes", "decoding_speedup", "cache_bytes",
-    )  # fmt: skip
-    values = {key: results[key] for key in names if key in results}
-    return PrunedRow(metric=task.metric, value=results[task.metric], **values)
+@dataclass(frozen=True)
+class PruningResults:
+    """What a run has found, its summary, table, pictures and cards.
 
+    Attributes:
+        dense (`dict`): Results of the dense model.
+        rows (`list[dict]`): Results of the pruned models, those of a method in the order of the goals.
+        report ([`HeadReport`]): Measurements of the model that reached the first goal in the first way.
+    """
 
-def dense_row(task: PruningTask, dense: dict[str, Any], rows: list[dict[str, Any]], report: HeadReport) -> PrunedRow:
-    """The row of the dense model, with a value in each column of the others."""
-    if "target" not in rows[0]:
-        return pruned_row(task, dense)
-    of_speed = {
-        "target": 1.0,
-        "speedup": 1.0,
-        "more_speedups": dict.fromkeys(rows[0]["more_speedups"], 1.0),
-        "predicted_speedup": 1.0,
-        "units": report.units_total,
-        "blocks": report.blocks_total,
-        "bytes": report.bytes_dense,
-    }
-    return pruned_row(task, dense | of_speed)
+    task: PruningTask
+    args: PruneArguments
+    folder: Path
+    goals: list[Goal]
+    dense: dict[str, Any]
+    rows: list[dict[str, Any]]
+    report: HeadReport
 
+    @property
+    def is_of_speed(self) -> bool:
+        """Whether the goals are speed-ups."""
+        return isinstance(self.goals[0], SpeedupGoal)
 
-def summarise(
-    task: PruningTask,
-    dense: dict[str, Any],
-    rows: list[dict[str, Any]],
-    goals: list[Goal],
-    measured_report: HeadReport,
-    facts: dict[str, Any],
-) -> PruneSummary:
-    first, metric, report = rows[0], task.metric, measured_report.to_dict()
-    # Rows of a method are in the order of the goals.
-    scratch = [row[metric] for row in rows if row["method"] == "from scratch"][:1]
-    for_speed = {}
-    if isinstance(goals[0], SpeedupGoal):
-        for_speed = {
-            "units_total": measured_report.units_total,
-            "units_kept": measured_report.units_kept,
-            "target_speedup": [goal.speedup for goal in goals],
-            "largest_speedups": goals[0].table.largest_speedup(),
-        }
-    return PruneSummary(
-        metric=metric,
-        heads_total=dense["heads"],
-        heads_kept=first["heads"],
-        metric_dense=dense[metric],
-        metric_pruned=first[metric],
-        metric_from_scratch=scratch[0] if scratch else None,
-        parameters={kind: report[f"parameters_{kind}"] for kind in ("dense", "pruned")},
-        bytes={kind: report[f"bytes_{kind}"] for kind in ("dense", "pruned")},
-        **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
-        latency={key: report[key] for key in ("device", "threads", "batch", "length")},
-        rows=[pruned_row(task, row) for row in rows],
-        **for_speed,
-        **facts,
-    )
+    @property
+    def chosen(self) -> list[dict[str, Any]]:
+        """Results of the models that are saved, one for each goal."""
+        return [row for row in self.rows if row["method"] == self.args.importance[0]]
 
-
-def publish(
-    task: PruningTask,
-    dense: dict[str, Any],
-    rows: list[dict[str, Any]],
-    summary: PruneSummary,
-    goals: list[Goal],
-    args: PruneArguments,
-    report: HeadReport,
-    folder: Path,
-) -> None:
-    """Writes the table, the pictures and the card of each model."""
-    header, lines = rows_table([dense_row(task, dense, rows, report), *summary.rows])
-    write_csv(folder / "curve.csv", [dict(zip(header, line)) for line in lines])
-    title = f"{task.model_name}; {summary.text}"
-    chosen = [row for row in rows if row["method"] == args.importance[0]]
-    if isinstance(goals[0], SpeedupGoal):
-        draw_speedups(task, dense, rows, chosen, summary, goals, report, folder, title)
-    else:
-        draw_heads(task, dense, rows, chosen, summary, folder, title)
-    if "gates" in args.importance:
-        draw_gates(summary, goals[0], folder, title)
-    for row, goal in [(dense, None), *zip(chosen, goals)]:
-        write_card(task, dense, row, goal, summary, args, folder)
-
-
-def draw_heads(
-    task: PruningTask,
-    dense: dict,
-    rows: list[dict],
-    chosen: list[dict],
-    summary: PruneSummary,
-    folder: Path,
-    title: str,
-) -> None:
-    metric, total = task.metric, summary.heads_total
-    shown = [{key: row[key] for key in ("method", "heads", metric)} for row in rows]
-    draw(plot_pruning_curve, folder / "curve.png", shown, title, metric, dense[metric], total)
-    kept = {f"keep {row['heads']}": row["layers"] for row in chosen}
-    built = max(AutoConfig.from_pretrained(folder / "dense").attention_sites().values())
-    draw(plot_heads_per_layer, folder / "heads.png", kept, total=built, title=title)
-
-
-def draw_speedups(
-    task: PruningTask,
-    dense: dict,
-    rows: list[dict],
-    chosen: list[dict],
-    summary: PruneSummary,
-    goals: list[SpeedupGoal],
-    report: HeadReport,
-    folder: Path,
-    title: str,
-) -> None:
-    metric = task.metric
-    shown = [{key: row[key] for key in ("method", "speedup", metric)} for row in rows]
-    untrained = [
-        {"method": f"{row['method']}, untrained", "speedup": row["speedup"], metric: row["untrained"]}
-        for row in rows
-        if row.get("untrained") is not None and row["method"] != "random"
-    ]
-    table = goals[0].table
-    shape = f"batch {table.batch}" + (f" × {table.length} tokens" if table.length else "")
-    draw(plot_speedup_curve, folder / "curve.png", shown + untrained, f"{title}; {shape}", metric, dense[metric])
-    left = {
-        f"{goal.name.removesuffix('x')} ×": {"heads": row["layers"], "units": row["units_of_layers"]}
-        for row, goal in zip(chosen, goals)
-    }
-    draw(plot_parts_per_layer, folder / "parts.png", left, report.layers_dense, report.units_dense, title)
-
-
-def draw_gates(summary: PruneSummary, goal: Goal, folder: Path, title: str) -> None:
-    history = GateHistory.load(folder / "checkpoints" / f"gates-{goal.name}" / "gates.json")
-    target = goal.keep if isinstance(goal, HeadGoal) else None
-    of_all = {"title": title, "target": target, **history.open_counts()}
-    draw(plot_gate_history, folder / "gate_history.png", history.steps, **of_all)
-    last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
-    what = f"{target} of {summary.heads_total} heads" if target else f"{goal.name.removesuffix('x')} × as fast"
-    draw(plot_gates, folder / "gates.png", last, f"{title}; target: {what}")
-
-
-def write_card(
-    task: PruningTask,
-    dense: dict,
-    row: dict,
-    goal: Goal | None,
-    summary: PruneSummary,
-    args: PruneArguments,
-    folder: Path,
-) -> None:
-    """Writes the card of the dense model, or of the one that reached a goal in the first way."""
-    metric, total = task.metric, summary.heads_total
-    of_model = folder / ("dense" if goal is None else f"model-{goal.name}")
-    config = AutoConfig.from_pretrained(of_model)
-    heads = f"all {total}" if goal is None else f"{row['heads']} of {total}"
-    units = f" and {row['units']} of {summary.units_total} feed-forward units" if "units" in row else ""
-    chosen_by = f", chosen by {row['method']}" * (goal is not None)
-    # The other ways train what is left instead of gates.
-    is_tuned = goal is not None and (args.finetune_epochs or row["method"] != "gates")
-    more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
-    if "speedup" in row:
-        length = f" × {summary.latency['length']} tokens" * (summary.latency["length"] is not None)
-        more += (
-            f". A forward pass takes 1/{row['speedup']:.2f} of the time of the dense model (batch "
-            f"{summary.latency['batch']}{length}, {summary.latency['device']})"
+    def summary(self, facts: dict[str, Any]) -> PruneSummary:
+        """The summary of the run, without its provenance."""
+        first, metric, report = self.rows[0], self.task.metric, self.report.to_dict()
+        scratch = [row[metric] for row in self.rows if row["method"] == "from scratch"]
+        of_speed = {}
+        if self.is_of_speed:
+            of_speed = {
+                "units_total": self.report.units_total,
+                "units_kept": self.report.units_kept,
+                "target_speedup": [goal.speedup for goal in self.goals],
+                "largest_speedups": self.goals[0].table.largest_speedup(),
+            }
+        return PruneSummary(
+            metric=metric,
+            heads_total=self.dense["heads"],
+            heads_kept=first["heads"],
+            metric_dense=self.dense[metric],
+            metric_pruned=first[metric],
+            metric_from_scratch=scratch[0] if scratch else None,
+            parameters={kind: report[f"parameters_{kind}"] for kind in ("dense", "pruned")},
+            bytes={kind: report[f"bytes_{kind}"] for kind in ("dense", "pruned")},
+            **{key: report[key] for key in ("flops_ratio", "latency_ratio", "latency_of_ideal")},
+            latency={key: report[key] for key in ("device", "threads", "batch", "length")},
+            rows=[self._row(row) for row in self.rows],
+            **of_speed,
+            **facts,
         )
-    write_model_card(
-        of_model,
-        name=f"{task.model_name}, {heads} heads{units}",
-        description=task.description(config, f"{heads} attention heads{units}{more}"),
-        config=config,
-        task=task.hub_task,
-        figures={metric: row[metric], f"{metric}_dense": None if goal is None else dense[metric]},
-        metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
-        dataset=summary.text,
-        provenance=summary.provenance,
-        methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
-        language=task.language,
-        license=args.license,
-        base_model=args.model,
-        hub_dataset=args.dataset_name,
-    )
 
+    def publish(self, summary: PruneSummary) -> None:
+        """Writes the table, the pictures and the card of each model."""
+        header, lines = self._table(summary)
+        write_csv(self.folder / "curve.csv", [dict(zip(header, line)) for line in lines])
+        title = f"{self.task.model_name}; {summary.text}"
+        if self.is_of_speed:
+            self._draw_speedups(title)
+        else:
+            self._draw_heads(title)
+        if "gates" in self.args.importance:
+            self._draw_gates(title)
+        for row, goal in [(self.dense, None), *zip(self.chosen, self.goals)]:
+            self._write_card(row, goal, summary)
 
-def print_report(
-    task: PruningTask,
-    dense: dict,
-    rows: list[dict],
-    summary: PruneSummary,
-    goals: list[Goal],
-    report: HeadReport,
-    folder: Path,
-) -> None:
-    print("\n" + format_table(*rows_table([dense_row(task, dense, rows, report), *summary.rows])))
-    latency = summary.latency
-    length = f" × {latency['length']}" * (latency["length"] is not None)
-    units = f" and {summary.units_kept} of {summary.units_total} units" * (summary.units_total is not None)
-    print(
-        f"\n{summary.heads_kept} of {summary.heads_total} heads{units}: {summary.latency_ratio:.0%} of the time "
-        f"(batch {latency['batch']}{length}, {latency['threads']} threads, {latency['device']}), "
-        f"{summary.parameters['pruned'] / summary.parameters['dense']:.0%} of the parameters."
-    )
-    models = ", ".join(["dense/", *(f"model-{goal.name}/" for goal in goals)])
-    print(f"Everything is in {folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
+    def print(self, summary: PruneSummary) -> None:
+        """Prints the table and where everything is."""
+        print("\n" + format_table(*self._table(summary)))
+        latency = summary.latency
+        length = f" × {latency['length']}" * (latency["length"] is not None)
+        units = f" and {summary.units_kept} of {summary.units_total} units" * (summary.units_total is not None)
+        print(
+            f"\n{summary.heads_kept} of {summary.heads_total} heads{units}: {summary.latency_ratio:.0%} of the time "
+            f"(batch {latency['batch']}{length}, {latency['threads']} threads, {latency['device']}), "
+            f"{summary.parameters['pruned'] / summary.parameters['dense']:.0%} of the parameters."
+        )
+        models = ", ".join(["dense/", *(f"model-{goal.name}/" for goal in self.goals)])
+        print(f"Everything is in {self.folder}: {SUMMARY}, curve.csv, curve.png, {models}.")
+
+    def _row(self, results: dict[str, Any]) -> PrunedRow:
+        names = (
+            "method", "heads", "loss", "parameters", "target", "speedup", "more_speedups", "predicted_speedup",
+            "speedup_of_ideal", "units", "blocks", "untrained", "bytes", "decoding_speedup", "cache_bytes",
+        )  # fmt: skip
+        values = {key: results[key] for key in names if key in results}
+        return PrunedRow(metric=self.task.metric, value=results[self.task.metric], **values)
+
+    def _table(self, summary: PruneSummary) -> tuple[list[str], list[list]]:
+        """The dense model and the pruned ones; the dense model has a value in each column."""
+        of_speed = {}
+        if self.is_of_speed:
+            of_speed = {
+                "target": 1.0,
+                "speedup": 1.0,
+                "more_speedups": dict.fromkeys(self.rows[0]["more_speedups"], 1.0),
+                "predicted_speedup": 1.0,
+                "units": self.report.units_total,
+                "blocks": self.report.blocks_total,
+                "bytes": self.report.bytes_dense,
+            }
+        return rows_table([self._row(self.dense | of_speed), *summary.rows])
+
+    def _draw_heads(self, title: str) -> None:
+        metric = self.task.metric
+        shown = [{key: row[key] for key in ("method", "heads", metric)} for row in self.rows]
+        total = self.dense["heads"]
+        draw(plot_pruning_curve, self.folder / "curve.png", shown, title, metric, self.dense[metric], total)
+        kept = {f"keep {row['heads']}": row["layers"] for row in self.chosen}
+        built = max(AutoConfig.from_pretrained(self.folder / "dense").attention_sites().values())
+        draw(plot_heads_per_layer, self.folder / "heads.png", kept, total=built, title=title)
+
+    def _draw_speedups(self, title: str) -> None:
+        metric, table = self.task.metric, self.goals[0].table
+        shown = [{key: row[key] for key in ("method", "speedup", metric)} for row in self.rows]
+        untrained = [
+            {"method": f"{row['method']}, untrained", "speedup": row["speedup"], metric: row["untrained"]}
+            for row in self.rows
+            if row.get("untrained") is not None and row["method"] != "random"
+        ]
+        shape = f"batch {table.batch}" + (f" × {table.length} tokens" if table.length else "")
+        shown, dense = shown + untrained, self.dense[metric]
+        draw(plot_speedup_curve, self.folder / "curve.png", shown, f"{title}; {shape}", metric, dense)
+        left = {
+            f"{goal.name.removesuffix('x')} ×": {"heads": row["layers"], "units": row["units_of_layers"]}
+            for row, goal in zip(self.chosen, self.goals)
+        }
+        built = self.report.layers_dense, self.report.units_dense
+        draw(plot_parts_per_layer, self.folder / "parts.png", left, *built, title)
+
+    def _draw_gates(self, title: str) -> None:
+        goal = self.goals[0]
+        history = GateHistory.load(self.folder / "checkpoints" / f"gates-{goal.name}" / "gates.json")
+        target = goal.keep if isinstance(goal, HeadGoal) else None
+        of_all = {"title": title, "target": target, **history.open_counts()}
+        draw(plot_gate_history, self.folder / "gate_history.png", history.steps, **of_all)
+        last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
+        what = f"{target} of {self.dense['heads']} heads" if target else f"{goal.name.removesuffix('x')} × as fast"
+        draw(plot_gates, self.folder / "gates.png", last, f"{title}; target: {what}")
+
+    def _write_card(self, row: dict[str, Any], goal: Goal | None, summary: PruneSummary) -> None:
+        """Writes the card of the dense model, or of the one that reached a goal in the first way."""
+        metric, total = self.task.metric, summary.heads_total
+        of_model = self.folder / ("dense" if goal is None else f"model-{goal.name}")
+        config = AutoConfig.from_pretrained(of_model)
+        heads = f"all {total}" if goal is None else f"{row['heads']} of {total}"
+        units = f" and {row['units']} of {summary.units_total} feed-forward units" if "units" in row else ""
+        chosen_by = f", chosen by {row['method']}" * (goal is not None)
+        # The other ways train what is left instead of gates.
+        is_tuned = goal is not None and (self.args.finetune_epochs or row["method"] != "gates")
+        more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
+        if "speedup" in row:
+            length = f" × {summary.latency['length']} tokens" * (summary.latency["length"] is not None)
+            more += (
+                f". A forward pass takes 1/{row['speedup']:.2f} of the time of the dense model (batch "
+                f"{summary.latency['batch']}{length}, {summary.latency['device']})"
+            )
+        write_model_card(
+            of_model,
+            name=f"{self.task.model_name}, {heads} heads{units}",
+            description=self.task.description(config, f"{heads} attention heads{units}{more}"),
+            config=config,
+            task=self.task.hub_task,
+            figures={metric: row[metric], f"{metric}_dense": None if goal is None else self.dense[metric]},
+            metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
+            dataset=summary.text,
+            provenance=summary.provenance,
+            methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
+            language=self.task.language,
+            license=self.args.license,
+            base_model=self.args.model,
+            hub_dataset=self.args.dataset_name,
+        )
