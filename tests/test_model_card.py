@@ -10,7 +10,7 @@ from stock_models import build_stock
 from tiny_models import tiny_config, tiny_model
 from transformers import BertForMultipleChoice
 
-from hf_attn_dynamics import prune_heads
+from hf_attn_dynamics import prune_heads, prune_units
 from hf_attn_dynamics.hub.card import TEMPLATE, Metric, count_parameters
 from hf_attn_dynamics.recipes.arguments.base import PublishArguments
 from hf_attn_dynamics.recipes.run import provenance
@@ -124,6 +124,44 @@ def test_the_card_of_a_pruned_translator_says_and_shows_which_heads_are_left(tmp
     assert "Voita" in loaded.text
     assert "Deshpande" not in loaded.text
     assert "pruned-attention-heads" in loaded.data.tags
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "units", "rows"),
+    [
+        ("bert", "fill-mask", {0: range(20), 2: [0, 5]}, ["| 0 | 0, 1, 2, 3 | 4 |", "| 2 | 0, 1, 2, 3 | 22 |"]),
+        (
+            "bart",
+            "summarization",
+            {"decoder": {1: [3]}},
+            ["| decoder 1 | 0, 1, 2, 3 | 23 |", "| cross 0, cross 1, cross 2 | 0, 1, 2, 3 | |"],
+        ),
+        (
+            "multiple-choice",
+            "text-classification",
+            {1: range(24)},
+            ["| 0, 2 | 0, 1, 2, 3 | 24 |", "| 1 | 0, 1, 2, 3 | 0 |"],
+        ),
+    ],
+)
+def test_the_card_of_a_model_with_fewer_units_says_and_shows_how_many_are_left(tmp_path, name, task, units, rows):
+    # A class that no headwise one is made of.
+    is_lone = name == "multiple-choice"
+    model = BertForMultipleChoice(build_stock("bert").config) if is_lone else build_stock(name)
+    prune_units(model, units).save_pretrained(tmp_path)
+    written = write_card(tmp_path, model.config, task=task, methods=["fisher", "speedup_gates"])
+    text = re.sub(" +", " ", written.text)
+    for row in rows:
+        assert row in text, written.text
+    assert "![Remaining heads and units of each layer](heads.png)" in written.text
+    assert "pruned-feed-forward-units" in written.data.tags
+    assert "pruned-attention-heads" not in written.data.tags
+    assert "Kwon" in written.text
+    assert "Xia" in written.text
+    names = loaded_as_its_card_says(tmp_path)
+    assert ("load_pruned" in names) == is_lone
+    for value, loaded in zip(model.parameters(), names["model"].parameters(), strict=True):
+        assert torch.equal(value, loaded)
 
 
 def test_the_card_of_a_plain_model_cites_and_shows_nothing(tmp_path):

@@ -13,10 +13,12 @@ from transformers import PreTrainedConfig
 from .._files import write_text
 from .._tables import format_table
 from ..analysis.plots.base import plot_heads_per_layer
+from ..analysis.plots.parts import plot_parts_per_layer
 from ..models.head_roles import HeadLayer
 from ..models.head_sites import HeadSite, kinds_of
 from ..models.loaded_weights import stored_numbers
-from ..models.pruned_checkpoints import saved_heads
+from ..models.pruned_checkpoints import saved_heads, saved_units
+from ..models.unit_roles import UnitLayer
 
 
 TEMPLATE = Path(__file__).parent / "model_card_template.md"
@@ -56,6 +58,28 @@ PAPERS = {
     booktitle = "Proceedings of the 57th Annual Meeting of the Association for Computational Linguistics",
     year = "2019",
     pages = "5797--5808"
+}""",
+    },
+    "speedup_gates": {
+        "method": "Gates of heads and feed-forward units",
+        "title": "Structured Pruning Learns Compact and Accurate Models",
+        "bibtex": """@inproceedings{xia-etal-2022-structured,
+    title = "Structured Pruning Learns Compact and Accurate Models",
+    author = "Xia, Mengzhou and Zhong, Zexuan and Chen, Danqi",
+    booktitle = "Proceedings of the 60th Annual Meeting of the Association for Computational Linguistics",
+    year = "2022",
+    pages = "1513--1528"
+}""",
+    },
+    "fisher": {
+        "method": "Choosing heads and feed-forward units by Fisher information",
+        "title": "A Fast Post-Training Pruning Framework for Transformers",
+        "bibtex": """@inproceedings{kwon-etal-2022-fast,
+    title = "A Fast Post-Training Pruning Framework for Transformers",
+    author = "Kwon, Woosuk and Kim, Sehoon and Mahoney, Michael W. and Hassoun, Joseph and
+        Keutzer, Kurt and Gholami, Amir",
+    booktitle = "Advances in Neural Information Processing Systems 35",
+    year = "2022"
 }""",
     },
     "lexical": {
@@ -139,14 +163,14 @@ def write_model_card(
     base_model: str | Path | None = None,
     hub_dataset: str | None = None,
 ) -> Path:
-    """Writes the model card `README.md`, with metadata for the Hub, and `heads.png` if heads were removed.
+    """Writes the model card `README.md`, with metadata for the Hub, and `heads.png` if heads or units were removed.
 
     Args:
         folder (`str` or `Path`): Folder of the saved model, whose parameters are counted.
         name (`str`): Name of the model.
         description (`str`): Description, one paragraph.
         config (`PreTrainedConfig`): Configuration of the model, from which the card lists guided, hard-coded and
-            remaining heads.
+            remaining heads, and remaining feed-forward units.
         task (`str`): Task of the Hub, a key of `AUTO_CLASSES`, such as `fill-mask`.
         figures (`dict[str, float]`): Metrics of the run's summary by name; `None` values are left out.
         metric (`Metric` or a list of these): Metrics for the metadata, with data and seed.
@@ -170,14 +194,18 @@ def write_model_card(
     folder = Path(folder)
     parameters = sum(count_parameters(folder).values())
     name, dataset = one_line(name), one_line(dataset)
-    settings = {name: getattr(config, name, None) for name in ("guidance", "hard_coded", "pruned_heads")}
+    settings = {
+        name: getattr(config, name, None) for name in ("guidance", "hard_coded", "pruned_heads", "pruned_units")
+    }
     methods = [*(name for name in ("guidance", "hard_coded") if settings[name]), *methods]
     tags = {
         "attention-guidance": settings["guidance"],
         "hard-coded-attention": settings["hard_coded"],
         "pruned-attention-heads": settings["pruned_heads"],
+        "pruned-feed-forward-units": settings["pruned_units"],
     }
-    layers = saved_heads(folder) if settings["pruned_heads"] else []
+    units = saved_units(folder) if settings["pruned_units"] else []
+    heads = saved_heads(folder) if settings["pruned_heads"] or units else []
     is_local = base_model is None or Path(base_model).exists()
     data = ModelCardData(
         language=language,
@@ -217,9 +245,10 @@ def write_model_card(
         license=license,
         figures=format_table(["metric", "value"], reached),
         **(_tables_of_settings(config) if hasattr(config, "attention_sites") else {}),
-        kept_heads=_kept_heads_table(layers),
+        kept_parts=_kept_parts_table(heads, units),
+        has_fewer_units=bool(units),
         # Stock classes with a headwise counterpart are saved with its configuration.
-        is_stock_and_pruned=bool(layers) and not config.model_type.startswith("headwise-"),
+        is_stock_and_pruned=bool(heads) and not config.model_type.startswith("headwise-"),
         heads_picture=HEADS_PICTURE,
         command=provenance["command"],
         seed=provenance["seed"],
@@ -228,8 +257,8 @@ def write_model_card(
         ),
         papers=[PAPERS[method] for method in methods],
     )
-    if layers:
-        _draw_kept_heads(layers, folder / HEADS_PICTURE)
+    if heads:
+        _draw_kept_parts(heads, units, folder / HEADS_PICTURE)
     path = folder / CARD
     write_text(path, str(card).rstrip() + "\n")
     return path
@@ -282,11 +311,24 @@ def one_line(text: Any) -> str:
     return " ".join(str(text).split())
 
 
-def _draw_kept_heads(layers: list[HeadLayer], path: Path) -> None:
+def _draw_kept_parts(heads: list[HeadLayer], units: list[UnitLayer], path: Path) -> None:
+    kept, built = _by_kind("heads", heads)
+    if units:
+        kept_units, built_units = _by_kind("units", units)
+        left = {"": {"heads": kept, "units": kept_units}}
+        plot_parts_per_layer(left, path, built, built_units)
+    else:
+        plot_heads_per_layer(kept, path, total={kind: max(numbers) for kind, numbers in built.items()})
+
+
+def _by_kind(part: str, layers: Sequence[HeadLayer | UnitLayer]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Numbers of remaining and of original heads or units in each layer, by kind of site."""
     kept: dict[str, list[int]] = {}
+    built: dict[str, list[int]] = {}
     for layer in layers:
-        kept.setdefault(layer.site.kind, []).append(len(layer.heads))
-    plot_heads_per_layer(kept, path, total={layer.site.kind: layer.num_heads for layer in layers})
+        kept.setdefault(layer.site.kind, []).append(len(getattr(layer, part)))
+        built.setdefault(layer.site.kind, []).append(getattr(layer, f"num_{part}"))
+    return kept, built
 
 
 def _tables_of_settings(config: PreTrainedConfig) -> dict[str, str]:
@@ -306,7 +348,7 @@ def _guided_heads_table(config: PreTrainedConfig) -> str:
             what = ", ".join([*map(str, heads), *(f"relation {name}" for name in settings.taught.relations or ())])
             found = rows.setdefault(_site_name(HeadSite(kind, layer), several), [])
             found.append(f"teacher's layer {learned}: {what}")
-    return _layers_table({site: "; ".join(texts) for site, texts in rows.items()}, "heads of each pattern")
+    return _layers_table({site: ["; ".join(texts)] for site, texts in rows.items()}, ["heads of each pattern"])
 
 
 def _hard_coded_table(config: PreTrainedConfig) -> str:
@@ -317,22 +359,29 @@ def _hard_coded_table(config: PreTrainedConfig) -> str:
     return format_table(["self-attention", "offsets in tokens", "standard deviation"], rows) if rows else ""
 
 
-def _kept_heads_table(layers: list[HeadLayer]) -> str:
-    several = len({layer.site.kind for layer in layers}) > 1
-    rows = {_site_name(layer.site, several): ", ".join(map(str, layer.heads)) or "none" for layer in layers}
-    return _layers_table(rows, f"remaining of {max((layer.num_heads for layer in layers), default=0)} heads")
+def _kept_parts_table(heads: list[HeadLayer], units: list[UnitLayer]) -> str:
+    several = len({layer.site.kind for layer in heads}) > 1
+    header = [f"remaining of {max((layer.num_heads for layer in heads), default=0)} heads"]
+    rows = {_site_name(layer.site, several): [", ".join(map(str, layer.heads)) or "none"] for layer in heads}
+    if units:
+        header.append(f"remaining of {max(layer.num_units for layer in units):,} feed-forward units")
+        numbers = {_site_name(layer.site, several): f"{len(layer.units):,}" for layer in units}
+        # Cross-attention has no units.
+        rows = {name: [*texts, numbers.get(name, "")] for name, texts in rows.items()}
+    return _layers_table(rows, header)
 
 
 def _site_name(site: HeadSite, several_kinds: bool) -> int | str:
     return f"{site.kind} {site.layer}" if several_kinds else site.layer
 
 
-def _layers_table(texts: dict[int | str, str], header: str) -> str:
-    """Formats a table with one row for all layers with the same text."""
-    layers: dict[str, list] = {}
-    for layer, text in texts.items():
-        layers.setdefault(text, []).append(layer)
-    return format_table(["layers", header], [[_span(same), text] for text, same in layers.items()]) if layers else ""
+def _layers_table(texts: dict[int | str, list[str]], header: list[str]) -> str:
+    """Formats a table with one row for all layers with the same texts."""
+    layers: dict[tuple[str, ...], list] = {}
+    for layer, of_layer in texts.items():
+        layers.setdefault(tuple(of_layer), []).append(layer)
+    rows = [[_span(same), *of_layer] for of_layer, same in layers.items()]
+    return format_table(["layers", *header], rows) if rows else ""
 
 
 def _span(layers: list) -> str:

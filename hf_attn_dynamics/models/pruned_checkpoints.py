@@ -17,6 +17,7 @@ from .loaded_weights import check_all_loaded, telling_damaged_weights
 from .prunable_models import take_twin_configuration
 from .size_limits import LimitedModelMixin, check_size_limits, read_config_dict
 from .unit_pruning import apply_pruning, is_pruned
+from .unit_roles import UnitLayer, locate_units
 
 
 _HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
@@ -67,10 +68,7 @@ def load_pruned(path: str | Path, model_class: type[PreTrainedModel] | None = No
     names = {"__init__": build, "__module__": stock.__module__, "__qualname__": stock.__qualname__}
     bases = (stock,) if issubclass(stock, LimitedModelMixin) else (LimitedModelMixin, stock)
     cls = type(stock.__name__, bases, names)
-    model_type = str(config_dict.get("model_type"))
-    if model_type.startswith("headwise-"):
-        # A stock class that was saved with the configuration of its headwise counterpart.
-        cls.config_class = twin_class(stock.config_class.__name__) or stock.config_class
+    cls.config_class = _configuration_class(stock, config_dict)
     with_info = kwargs.pop("output_loading_info", False)
     with telling_damaged_weights(path, kwargs.get("subfolder")):
         model, info = cls.from_pretrained(path, ignore_mismatched_sizes=True, output_loading_info=True, **kwargs)
@@ -94,12 +92,42 @@ def saved_heads(path: str | Path) -> list[HeadLayer]:
         OSError: if there is no `config.json`.
         ValueError: if the model class or its attention class is unknown.
     """
+    return sorted(locate_heads(_without_weights(path)), key=_place)
+
+
+def saved_units(path: str | Path) -> list[UnitLayer]:
+    """Lists the feed-forward units of a saved model of this package or Transformers, without loading its weights.
+
+    Args:
+        path (`str` or `Path`): Folder that `save_pretrained` wrote.
+
+    Returns:
+        `list[UnitLayer]`: see [`locate_units`], sorted by kind of site and layer; modules are on the meta device.
+
+    Raises:
+        OSError: if there is no `config.json`.
+        ValueError: if the model class is unknown, or units of this architecture cannot be located.
+    """
+    return sorted(locate_units(_without_weights(path)), key=_place)
+
+
+def _without_weights(path: str | Path) -> PreTrainedModel:
     config_dict, _ = read_config_dict(PreTrainedConfig.get_config_dict, path)
     cls = _architecture(path, config_dict)
     with torch.device("meta"):
-        model = cls(cls.config_class.from_pretrained(path))
+        model = cls(_configuration_class(cls, config_dict).from_pretrained(path))
         apply_pruning(model)
-    return sorted(locate_heads(model), key=lambda layer: (SITE_KINDS.index(layer.site.kind), layer.site.layer))
+    return model
+
+
+def _place(layer: HeadLayer | UnitLayer) -> tuple[int, int]:
+    return SITE_KINDS.index(layer.site.kind), layer.site.layer
+
+
+def _configuration_class(cls: type[PreTrainedModel], config_dict: dict) -> type[PreTrainedConfig]:
+    """The class of the saved configuration: that of the headwise counterpart if a stock class was saved with it."""
+    is_twin = str(config_dict.get("model_type")).startswith("headwise-")
+    return (is_twin and twin_class(cls.config_class.__name__)) or cls.config_class
 
 
 def _architecture(path: str | Path, config_dict: dict) -> type[PreTrainedModel]:

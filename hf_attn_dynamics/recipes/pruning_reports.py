@@ -27,6 +27,8 @@ from .summaries.prune_heads import PrunedRow, PruneSummary
 
 
 LATENCY_TABLE = "latency_table.json"
+# Methods in sentences.
+CHOSEN_BY = {"michel": "importance", "fisher": "Fisher information", "random": "chance"}
 
 
 class Measurements:
@@ -235,21 +237,26 @@ class PruningResults:
         what = f"{target} of {self.dense['heads']} heads" if target else f"{goal.name.removesuffix('x')} × as fast"
         draw(plot_gates, self.folder / "gates.png", last, f"{title}; target: {what}")
 
+    def _cited(self, method: str) -> list[str]:
+        """Papers of a method, as `methods` of [`write_model_card`]."""
+        gates = ["gates", "speedup_gates"] if self.is_of_speed else ["gates"]
+        return {"gates": gates, "michel": ["importance"], "fisher": ["fisher"]}.get(method, [])
+
     def _write_card(self, row: dict[str, Any], goal: Goal | None, summary: PruneSummary) -> None:
         """Writes the card of the dense model, or of the one that reached a goal in the first way."""
         metric, total = self.task.metric, summary.heads_total
         of_model = self.folder / ("dense" if goal is None else f"model-{goal.name}")
         config = AutoConfig.from_pretrained(of_model)
-        heads = f"all {total}" if goal is None else f"{row['heads']} of {total}"
+        heads = f"all {total}" if row["heads"] == total else f"{row['heads']} of {total}"
         units = f" and {row['units']} of {summary.units_total} feed-forward units" if "units" in row else ""
-        chosen_by = f", chosen by {row['method']}" * (goal is not None)
+        chosen_by = f", chosen by {CHOSEN_BY.get(row['method'], row['method'])}" * (goal is not None)
         # The other ways train what is left instead of gates.
         is_tuned = goal is not None and (self.args.finetune_epochs or row["method"] != "gates")
         more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
         if "speedup" in row:
             length = f" × {summary.latency['length']} tokens" * (summary.latency["length"] is not None)
             more += (
-                f". A forward pass takes 1/{row['speedup']:.2f} of the time of the dense model (batch "
+                f". A forward pass is {row['speedup']:.2f} × as fast as that of the dense model (batch "
                 f"{summary.latency['batch']}{length}, {summary.latency['device']})"
             )
         write_model_card(
@@ -262,7 +269,7 @@ class PruningResults:
             metric=[Metric(metric, metric, row[metric]), Metric("loss", "loss (nats)", row["loss"])],
             dataset=summary.text,
             provenance=summary.provenance,
-            methods={"gates": ["gates"], "michel": ["importance"]}.get(row["method"], []),
+            methods=self._cited(row["method"]),
             language=self.task.language,
             license=self.args.license,
             base_model=self.args.model,

@@ -77,8 +77,8 @@ def plot_parts_per_layer(
     """Fraction of heads and feed-forward units that is left in each layer, with their numbers.
 
     Args:
-        left (`dict`): By the name of a model, `{"heads": {kind: [numbers]}, "units": {kind: [numbers]}}` with a number
-            for each layer; a row of panels for each model.
+        left (`dict`): By the name of a model, which may be empty, `{"heads": {kind: [numbers]}, "units": {kind:
+            [numbers]}}` with a number for each layer; a row of panels for each model.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
         heads, units (`dict[str, list[int]]`): Numbers of the dense model by kind of site.
         title (`str`): Model and data; the figure itself says what it shows.
@@ -99,7 +99,7 @@ def plot_parts_per_layer(
             if stack == "decoder" and "cross" in heads:
                 bars = {"heads": bars["heads"], "cross": (model["heads"], heads, "cross"), "units": bars["units"]}
             _draw_layers(axes, bars)
-            axes.set_title(f"{name}{f', {stack}' * (len(stacks) > 1)}", fontsize=10)
+            axes.set_title(", ".join(filter(None, [name, stack * (len(stacks) > 1)])), fontsize=10)
         row[0].set_ylabel("left (%)")
     for axes in panels[-1]:
         axes.set_xlabel("layer")
