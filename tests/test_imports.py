@@ -12,7 +12,7 @@ PACKAGE = hf_attn_dynamics.__name__
 ROOT = Path(hf_attn_dynamics.__file__).parent
 # From below; modules of a row import what is in their own row and in those before.
 ROWS = [
-    {"_files", "_tables", "_moved", "_refusals", "_stub"},
+    {"_files", "_processes", "_tables", "_moved", "_refusals", "_stub"},
     {"models"},
     {"_auto_registration", "auto", "catalog"},
     {"data"},

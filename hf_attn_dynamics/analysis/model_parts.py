@@ -12,7 +12,7 @@ from torch import nn
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS, HeadSite
 from ..models.projections import check_projection, input_columns, outputs_of, parameter_owners
-from ..models.unit_roles import UnitLayer, locate_units
+from ..models.unit_roles import UnitLayer, locate_units, prunable_units
 from .head_scores import arranged
 from .model_views import ModelView
 
@@ -133,6 +133,11 @@ def parts_of_model(model: nn.Module, parts: Iterable[str] = PARTS) -> list[Model
     located = {"heads": locate_heads, "units": locate_units}
     found = [ModelPart(part, layer) for part in PARTS if part in parts for layer in located[part](model)]
     return sorted(found, key=lambda own: (PARTS.index(own.part), SITE_KINDS.index(own.key.site.kind), own.key.site))
+
+
+def prunable_parts(model: nn.Module) -> list[ModelPart]:
+    """Heads of a model, and units if they can be pruned, see [`parts_of_model`]."""
+    return parts_of_model(model, PARTS if prunable_units(model) else PARTS[:1])
 
 
 def check_outputs(model: nn.Module, parts: Iterable[ModelPart]) -> None:

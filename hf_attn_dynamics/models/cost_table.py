@@ -9,6 +9,7 @@ the head of the model. A block without heads or units costs nothing.
 import importlib
 import json
 import math
+import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -267,7 +268,10 @@ class CostTable:
         if not parts or not set(parts) <= PARTS.keys():
             raise ValueError(f"parts must be some of {', '.join(PARTS)}, got {parts!r}.")
         if "units" in parts and not self.feed_forward:
-            raise ValueError("parts has units, but the units of this model cannot be pruned; its heads can.")
+            raise ValueError(
+                "parts has units, but the units of this model cannot be pruned, for a reason that "
+                "locate_units(model) raises; its heads can."
+            )
         return parts
 
     def _left(self, parts: Iterable[str], kinds: Iterable[str] = SITE_KINDS) -> float:
@@ -295,7 +299,7 @@ class CostTable:
         largest = self._speedup(self._left(parts))
         if target <= largest:
             return
-        alone = f"{parts[0]} alone" if len(parts) == 1 else " and ".join(parts)
+        alone = f"{parts[0]} alone" if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
         message = f"{target:g} × cannot be reached by {alone}: at most {_below(largest)} ×"
         both = self._speedup(self._left(["blocks"]))
         if both > largest and self.feed_forward:
@@ -363,8 +367,12 @@ class CostTable:
 
     def save(self, path: str | Path) -> None:
         """Writes the table as JSON."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A killed process leaves no half of a table.
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        unfinished.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> "CostTable":

@@ -261,16 +261,8 @@ class HardConcreteGate(nn.Module):
 
     @property
     def threshold(self) -> float:
-        """φ above which a gate is open outside training.
-
-        For binary gates, it is where P(gate = 0) = P(gate = 1); 0 for limits that are symmetric about ½.
-        """
-        low, high = self.settings.limits
-        if self.settings.evaluation == "fractional":
-            return math.log(-low / high)
-        # Rounded, so that symmetric limits give exactly 0.
-        log_ratio = round(math.log((1 - low) * -low / ((high - 1) * high)), 12)
-        return 0.5 * self.settings.temperature * log_ratio
+        """φ above which a gate is open outside training."""
+        return self.settings.threshold
 
     def _probability(self, log_alpha: torch.Tensor) -> torch.Tensor:
         """P(gate ≠ 0) of each gate."""

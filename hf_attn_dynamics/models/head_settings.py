@@ -7,6 +7,7 @@ A configuration stores these settings as JSON; [`HeadSettings.of`] reads them. T
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
@@ -101,6 +102,19 @@ class GateSettings:
     def gates_feed_forward(self) -> bool:
         """Whether units or feed-forward blocks have gates."""
         return "units" in self.parts or "blocks" in self.parts
+
+    @property
+    def threshold(self) -> float:
+        """φ above which a gate is open outside training.
+
+        For binary gates, it is where P(gate = 0) = P(gate = 1); 0 for limits that are symmetric about ½.
+        """
+        low, high = self.limits
+        if self.evaluation == "fractional":
+            return math.log(-low / high)
+        # Rounded, so that symmetric limits give exactly 0.
+        log_ratio = round(math.log((1 - low) * -low / ((high - 1) * high)), 12)
+        return 0.5 * self.temperature * log_ratio
 
     def to_dict(self) -> dict[str, Any]:
         """The settings for JSON."""

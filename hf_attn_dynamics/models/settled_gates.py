@@ -36,7 +36,8 @@ def settle_gates(model: PreTrainedModel, keep: int) -> int:
         `int`: number of gates that were moved.
 
     Raises:
-        ValueError: if `keep` heads cannot be chosen because gates are shared by groups of heads.
+        ValueError: if there are fewer than `keep` gated heads, or so many cannot be chosen because gates are shared by
+            groups of heads.
     """
     blocks = [_Block.of(site, gate) for site, gate in model.head_gates().items()]
     order = torch.cat([block.distances() for block in blocks])
@@ -50,6 +51,8 @@ def settle_gates(model: PreTrainedModel, keep: int) -> int:
             block, index = places[place]
             block.kept[index] = True
             left -= sizes[place]
+    if keep > sum(sizes):
+        raise ValueError(f"keep={keep} heads cannot stay open: the model has {sum(sizes)} gated heads.")
     if left:
         raise ValueError(f"keep={keep} heads cannot stay open: {max(sizes)} heads share one gate.")
     return sum(block.settle() for block in blocks)

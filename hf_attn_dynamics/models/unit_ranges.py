@@ -8,6 +8,7 @@ from typing import Any
 from .head_sites import HeadSite, by_kind, config_value, heads_by_site, kinds_of
 
 
+MOST_UNITS = 2**18  # of a block: twice as many as a checkpoint may have
 _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
@@ -35,7 +36,7 @@ def parse_units(value: Any, where: str) -> Any:
         where (`str`): Name of the value, for messages.
 
     Raises:
-        ValueError: if a string does not consist of ranges.
+        ValueError: if a string does not consist of ranges, or names more units than a block can have.
 
     Example:
         >>> parse_units("0-3,17", "pruned_units")
@@ -45,11 +46,14 @@ def parse_units(value: Any, where: str) -> Any:
         return value
     if not _RANGES.fullmatch(value):
         raise ValueError(f"{where} must be ranges of units, such as '0-3,17', or a list, got {value!r}.")
+    # Before the ranges of a damaged checkpoint are expanded.
     units = []
     for run in value.split(","):
         first, _, last = run.partition("-")
         if last and int(last) < int(first):
             raise ValueError(f"{where} has the range {run}, whose end is before its start.")
+        if int(last or first) >= MOST_UNITS:
+            raise ValueError(f"{where} names unit {last or first}, but a block has at most {MOST_UNITS:,} units.")
         units += range(int(first), int(last or first) + 1)
     return units
 

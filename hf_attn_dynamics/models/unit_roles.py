@@ -207,6 +207,15 @@ def locate_units(model: nn.Module) -> list[UnitLayer]:
     return list(layers.values())
 
 
+def prunable_units(model: nn.Module) -> list[UnitLayer]:
+    """The feed-forward blocks of a model; none if their units cannot be pruned, for a reason that [`locate_units`]
+    raises, as in mixtures of experts."""
+    try:
+        return locate_units(model)
+    except ValueError:
+        return []
+
+
 def _unit_layer(model: nn.Module, site: HeadSite, name: str, module: nn.Module, roles: UnitRoles) -> UnitLayer:
     prefix = f"{name}." if name else ""
     output = module.get_submodule(roles.output)

@@ -42,6 +42,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from torch.utils.data import DataLoader
 from transformers import (
@@ -61,6 +62,7 @@ from .. import (
     prune_closed_gates,
     refit_outputs,
 )
+from .._processes import from_main_process
 from ..models.head_roles import locate_heads
 from ..models.head_sites import HeadSite
 from ..training import check_trainer_arguments, masks_of_evaluation, show_progress, train_from_newest
@@ -213,20 +215,25 @@ class Pruning:
         """Batches of training examples, on which importance is computed and projections are refitted."""
         args, training_args = self.args, self.training_args
         examples = self.data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
-        return DataLoader(examples, batch_size=64, collate_fn=self.data["data_collator"])
+        batch_size = training_args.per_device_train_batch_size
+        return DataLoader(examples, batch_size=batch_size, collate_fn=self.data["data_collator"])
 
     def scores(self, method: str, model: PreTrainedModel, goal: Goal) -> Any:
-        """Scores of the parts of the dense model, computed once for all goals."""
+        """Scores of the parts of the dense model, computed by one process, once for all goals."""
         record = self.folder / "checkpoints" / f"importance-{method}.json"
-        if record.is_file():
-            return goal.read_scores(record)
-        model.to(self.training_args.device)
-        with masks_of_evaluation(self.data["data_collator"]):
-            progress = not self.training_args.disable_tqdm
-            scores = goal.scores(method, model, self.examples, self.training_args.seed, progress)
-        if PartialState().is_main_process:
+
+        def make() -> Any:
+            if record.is_file():
+                return goal.read_scores(record)
+            model.to(self.training_args.device)
+            with masks_of_evaluation(self.data["data_collator"]):
+                progress = not self.training_args.disable_tqdm
+                scores = goal.scores(method, model, self.examples, self.training_args.seed, progress)
             scores.save(record)
-        return scores
+            return scores
+
+        # On several devices, rounding would lead to different selections.
+        return from_main_process(make)
 
     def pruned_by_scores(self, goal: Goal, scores: Any, value: float) -> PreTrainedModel:
         """A copy of the dense model without the parts with the lowest scores."""
@@ -258,10 +265,10 @@ class Pruning:
             if trainer.is_world_process_zero():
                 history.save(self.folder / "checkpoints" / name / "gates.json")
             gated = whole_model(trainer.accelerator.unwrap_model(trainer.model))
-            pruned = goal.reach(partial(pruned_by_gates, goal, gated), self.measurements.speedup)
+            pruned = goal.reach(method, partial(pruned_by_gates, goal, gated), self.measurements.speedup)
             return self.train(pruned, f"{name} fine-tuned", args.finetune_epochs), {}
         scores = self.scores(method, self.dense(), goal)
-        model = goal.reach(partial(self.pruned_by_scores, goal, scores), self.measurements.speedup)
+        model = goal.reach(method, partial(self.pruned_by_scores, goal, scores), self.measurements.speedup)
         more = {}
         if isinstance(goal, SpeedupGoal):
             if args.refit:
@@ -282,7 +289,10 @@ def prepare(
     model, processor = task.build()
     task.check_examples(processor)
     if task.has_tokens:
-        fitting_length("latency_length", training_args.latency_length, training_args.latency_length, model.config)
+        lengths = [("latency_length", training_args.latency_length)]
+        lengths += [("latency_shapes", length) for _, length in args.more_shapes()]
+        for flag_name, length in lengths:
+            fitting_length(flag_name, length, length, model.config)
     with PartialState().main_process_first():
         train_set, validation_set = (task.examples(rows, processor) for rows in (task.train, task.validation))
     data = {
@@ -311,9 +321,10 @@ def choose_goals(model: PreTrainedModel, args: PruneArguments, training_args: Pr
     """
     if training_args.target_speedup is not None:
         table = table_of_run(model, training_args)
-        for speedup in training_args.target_speedup:
-            table.check_target(speedup, args.parts)
-        return [SpeedupGoal(speedup, table, tuple(args.parts)) for speedup in training_args.target_speedup]
+        goals = [SpeedupGoal(speedup, table, tuple(args.parts)) for speedup in training_args.target_speedup]
+        for goal in goals:
+            goal.check(args.importance)
+        return goals
     total = sum(map(len, model.config.kept_heads().values()))
     if max(args.keep) >= total:
         raise ValueError(f"keep={max(args.keep)}, but the model has {total} heads; keep fewer.")
@@ -330,10 +341,10 @@ def choose_goals(model: PreTrainedModel, args: PruneArguments, training_args: Pr
 def table_of_run(model: PreTrainedModel, training_args: PruneTrainingArguments) -> CostTable:
     """The measured times of the model, those of the first start in a resumed run."""
     record = Path(training_args.output_dir) / LATENCY_TABLE
-    if record.is_file():
-        return CostTable.load(record)
-    with PartialState().main_process_first():
-        # Other processes read what the main one has measured.
+
+    def make() -> CostTable:
+        if record.is_file():
+            return CostTable.load(record)
         return measure_latency_table(
             model,
             training_args.latency_batch,
@@ -341,6 +352,14 @@ def table_of_run(model: PreTrainedModel, training_args: PruneTrainingArguments) 
             device=training_args.device,
             progress=not training_args.disable_tqdm,
         )
+
+    table = from_main_process(make)
+    if table.threads != torch.get_num_threads():
+        raise ValueError(
+            f"{record} was measured with {table.threads} CPU threads, not {torch.get_num_threads()}; resume with "
+            f"--cpu_threads {table.threads}."
+        )
+    return table
 
 
 def check_and_choose(args: PruneArguments, training_args: PruneTrainingArguments) -> None:
@@ -350,8 +369,14 @@ def check_and_choose(args: PruneArguments, training_args: PruneTrainingArguments
     task.choose_length(args)
     if not task.has_tokens:
         refuse_flags(training_args, {"latency_length": "images have no tokens"})
+        refuse_flags(args, {"latency_shapes": "images have no tokens"})
     elif training_args.latency_length is None:
         training_args.latency_length = args.max_length
+    if args.task == "causal-lm" and training_args.latency_length < 2:
+        raise ValueError(
+            f"latency_length={training_args.latency_length}, but the last token is decoded with the others in a "
+            "cache; set it to at least 2."
+        )
     args.choose_methods(training_args.target_speedup is not None)
 
 
@@ -361,6 +386,7 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     with run.preparing(partial(check_and_choose, args, training_args)):
         task = PRUNING_TASKS[args.task](args)
         model, data, facts = prepare(task, args, training_args)
+        run.use_threads()
         goals = choose_goals(model, args, training_args)
     folder, pruning = run.folder, Pruning(task, run.folder, args, training_args, data)
     if isinstance(goals[0], SpeedupGoal) and PartialState().is_main_process:

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, PreTrainedModel
 
 from .. import GateHistory, HeadReport, HeadwiseTrainingArguments, head_report
+from .._processes import from_main_process
 from .._tables import format_table
 from ..analysis.plots.base import plot_gate_history, plot_gates, plot_heads_per_layer, plot_pruning_curve
 from ..analysis.plots.parts import plot_parts_per_layer, plot_speedup_curve
 from ..hub.card import Metric, write_model_card
+from ..models.head_settings import GateSettings
 from .arguments.prune_heads import PruneArguments
 from .pictures import draw
 from .pruning_goals import Goal, HeadGoal, SpeedupGoal
@@ -49,13 +49,11 @@ class Measurements:
         self._more_shapes = args.more_shapes()
 
     def report(self, model: PreTrainedModel, batch: int, length: int | None, phase: str = "forward") -> HeadReport:
-        found: list[Any] = [None]
-        if PartialState().is_main_process:
-            found = [
-                head_report(model, batch=batch, length=length, device=self._device, dense=self._dense(), phase=phase)
-            ]
-        broadcast_object_list(found)
-        return found[0]
+        return from_main_process(
+            lambda: head_report(
+                model, batch=batch, length=length, device=self._device, dense=self._dense(), phase=phase
+            )
+        )
 
     def first(self, model: PreTrainedModel) -> HeadReport:
         """Report on batches of the goal."""
@@ -234,8 +232,11 @@ class PruningResults:
         of_all = {"title": title, "target": target, **history.open_counts()}
         draw(plot_gate_history, self.folder / "gate_history.png", history.steps, **of_all)
         last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
+        if not last:  # only units have gates
+            return
         what = f"{target} of {self.dense['heads']} heads" if target else f"{goal.name.removesuffix('x')} × as fast"
-        draw(plot_gates, self.folder / "gates.png", last, f"{title}; target: {what}")
+        threshold = GateSettings.from_dict({"variant": self.args.gate_variant}).threshold
+        draw(plot_gates, self.folder / "gates.png", last, f"{title}; target: {what}", threshold=threshold)
 
     def _cited(self, method: str) -> list[str]:
         """Papers of a method, as `methods` of [`write_model_card`]."""

@@ -368,7 +368,7 @@ class Run:
         pushes: bool = True,
     ):
         self.args, self.training_args, self.presets, self.pushes = args, training_args, presets or {}, pushes
-        self._push, self._is_claimed = None, False
+        self._push, self._is_claimed, self._has_threads = None, False, False
         self._values: dict[str, Any]
         self.folder: Path
         self.state: PartialState
@@ -401,11 +401,17 @@ class Run:
         if self._is_claimed:
             return
         self._is_claimed = True
-        self.args.use_threads()
+        self.use_threads()
         # No process checks the folder after the first one writes to it.
         self.state.wait_for_everyone()
         if self.is_main:
             begin_run(self.folder, self._values)
+
+    def use_threads(self) -> None:
+        """Sets the number of CPU threads, before preparing ends if preparation measures times."""
+        if not self._has_threads:
+            self.args.use_threads()
+        self._has_threads = True
 
     @property
     def is_main(self) -> bool:

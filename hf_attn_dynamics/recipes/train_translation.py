@@ -47,6 +47,7 @@ from ..analysis.plots.base import (
     plot_heads_per_layer,
     plot_pruning_curve,
 )
+from ..models.head_settings import GateSettings
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
 from .arguments.base import check_names, flag
@@ -387,7 +388,8 @@ def publish(
     draw(plot_gate_history, folder / "gate_history.png", history.steps, history.open_heads, title, **of_all)
     last = {kind: np.asarray(records[-1]) for kind, records in history.log_alpha.items()}
     aim = f"λ = {penalty:g}" if keep is None else f"target: {keep} of {total} heads"
-    draw(plot_gates, folder / "gates.png", last, f"{title}; {aim}")
+    threshold = GateSettings.from_dict({"variant": args.gate_variant}).threshold
+    draw(plot_gates, folder / "gates.png", last, f"{title}; {aim}", threshold=threshold)
 
     every = sum(map(sum, dense["layers"].values()))
     for model, row in {"dense": dense, **{f"model-{name}": row for name, row in pruned.items()}}.items():

@@ -199,7 +199,7 @@ class GateHistory(LastStepCallback):
     Attributes:
         steps (`list[int]`): Number of steps before each record.
         log_alpha (`dict[str, list[list[list[float]]]]`): φ by kind of site, record, layer and (remaining) head, until
-            a callback removes the gates.
+            a callback removes the gates. If attention blocks have gates, the lower φ of a head and its block counts.
         open_heads (`dict[str, list[float]]`): Expected number of open heads by kind of site and record.
         settled_heads (`dict[str, list[int]]`): Number of heads with deterministic gates open outside training, by kind
             of site and record.
@@ -254,8 +254,7 @@ class GateHistory(LastStepCallback):
         self.steps.append(state.global_step)
         layers: dict[str, list] = {}
         for site, gate in model.head_gates().items():
-            if gate.has_elements:
-                layers.setdefault(site.kind, []).append(gate.locations().tolist())
+            layers.setdefault(site.kind, []).append(gate.lowest_locations().tolist())
         for kind, values in layers.items():
             self.log_alpha.setdefault(kind, []).append(values)
         _record(model.head_gates(), self.open_heads, self.settled_heads)

@@ -13,6 +13,7 @@ from ..models.gate_costs import largest_speedup
 from ..models.hard_concrete import HardConcreteGate
 from ..models.head_gates import gates_of
 from ..models.settled_gates import check_whole_groups
+from .arguments import HeadwiseArguments
 from .gates import GateTarget, GateWatch, TargetCost, TargetHeads
 from .schedules import GuidanceSchedules
 
@@ -65,6 +66,7 @@ class HeadPlan:
             check_whole_groups(model)
             self.target = TargetCost(speedup or 1 / flops, rate, warmup, table)
             if table is not None:
+                _check_shape(table, argument)
                 self._check_table(model, table)
         self.watch = GateWatch(self.target) if gates else None
 
@@ -122,6 +124,16 @@ class HeadPlan:
             raise ValueError(
                 f"target_heads={self.target.target}, but heads were removed during training, and only {left} gated "
                 "heads remain: remove fewer, or lower target_heads."
+            )
+
+
+def _check_shape(table: CostTable, argument: Callable[[str], Any]) -> None:
+    """Raises ValueError if costs that the user gives were measured for another batch than the user asks for."""
+    for name in ("latency_batch", "latency_length"):
+        value, of_table = argument(name), getattr(table, name.removeprefix("latency_"))
+        if of_table is not None and value not in (of_table, getattr(HeadwiseArguments, name)):
+            raise ValueError(
+                f"{name}={value}, but latency_table was made for {of_table}: leave {name} out, or make another table."
             )
 
 

@@ -15,7 +15,7 @@ from .fused_head import add_head_losses_to_fused_head
 from .gates import GateWatch, expected_open
 from .head_loss import INITIAL_WEIGHT_KEY, HeadLossMixin
 from .head_plan import HeadPlan, LossWindow
-from .measured_costs import costs_of
+from .measured_costs import costs_of, stored_costs
 from .prunable_trainer import PrunableMixin
 from .sharding import whole_model
 from .trainer_checks import (
@@ -156,7 +156,9 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     def _prepare_training(self) -> None:
         super()._prepare_training()
         if self.is_headwise and self._heads.needs_table:
-            table = costs_of(self._plain_model, self._argument, self.args.device, self.accelerator)
+            table = stored_costs(self._resumed_from)
+            if table is None:
+                table = costs_of(self._plain_model, self._argument, self.args.device)
             self._heads.take_table(self._plain_model, table)
         if self.is_headwise and self._heads.cost is not None and self.accelerator.is_main_process:
             logger.info("what pruning can gain:\n%s", self._heads.cost)

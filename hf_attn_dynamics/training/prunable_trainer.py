@@ -148,7 +148,9 @@ class PrunableMixin(ResumedTrainingMixin):
         model = self._plain_model
         if not take_heads_of(model, folder):
             return
-        logger.warning("%s has other heads than the model; the model was rebuilt with these.", folder)
+        logger.warning(
+            "%s has other heads, units, biases or gates than the model; the model was rebuilt with these.", folder
+        )
         if self.args.activation_checkpointing and not model.is_activation_checkpointing:
             # The modules may be new.
             settings = dict(self.args.activation_checkpointing_kwargs or {})
@@ -212,7 +214,9 @@ def take_heads_of(model: nn.Module, folder: str | Path) -> bool:
     if not (heads or units) and (is_gated, is_biased) == (has_gates, has_biases):
         return False
     prune_heads(model, heads or {})
-    prune_units(model, units or {})
+    if units:
+        # Units of mixtures of experts cannot be located.
+        prune_units(model, units)
     if not has_gates and hasattr(model, "head_gates"):
         remove_gates(model)
     if has_biases:

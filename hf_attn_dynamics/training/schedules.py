@@ -139,18 +139,20 @@ def _of(name: str | None) -> str:
     return "" if name is None else f" of {name!r}"
 
 
-def target_heads_at(step: int, max_steps: int, total: int, target: int, warmup: float = 0.5) -> float:
-    """Target number of open heads at one optimizer step: decreases linearly from `total` to `target`, then stays.
+def target_heads_at(step: int, max_steps: int, total: float, target: float, warmup: float = 0.5) -> float:
+    """Target at one optimizer step: decreases linearly from `total` to `target`, then stays.
+
+    Targets are numbers of open heads, or fractions of the cost of the dense model.
 
     Args:
         step (`int`): Number of the step, from 0.
         max_steps (`int`): Steps of the whole run.
-        total (`int`): Heads at the start.
-        target (`int`): Heads at the end.
-        warmup (`float`): Fraction of the run over which the number decreases, from 0 to 1.
+        total (`float`): Target at the start.
+        target (`float`): Target at the end.
+        warmup (`float`): Fraction of the run over which the target decreases, from 0 to 1.
 
     Returns:
-        `float`: number of heads, not rounded.
+        `float`: the target, not rounded.
 
     Example:
         >>> [target_heads_at(step, 4, 12, 4) for step in range(5)]

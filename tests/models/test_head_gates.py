@@ -380,3 +380,5 @@ def test_gates_are_settled_by_the_order_of_phi_and_as_little_as_needed():
     assert locations(model).tolist() == pytest.approx([3.0, -1.0, -1e-3, -1e-3, -0.1, 2.0, 1.0, -5.0])
     assert settle_gates(model, 6) == 3
     assert ((locations(model) > 0) == torch.tensor([1, 0, 1, 1, 1, 1, 1, 0]).bool()).all()
+    with pytest.raises(ValueError, match="keep=9 heads cannot stay open: the model has 8 gated heads"):
+        settle_gates(model, 9)

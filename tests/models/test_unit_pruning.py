@@ -387,6 +387,7 @@ def test_mixtures_of_experts_are_refused_by_name(name):
         ({0: [1.0]}, "must name units by integers, got 1.0"),
         ({3: [1]}, "names layer 3, but its layers are 0 to 2"),
         ({"0": [1]}, "must name layers by integers"),
+        ({0: "0-99999999999"}, r"units \(layer 0\) names unit 99999999999, but a block has at most 262,144 units"),
         ({0: "1-"}, r"units \(layer 0\) must be ranges of units, such as '0-3,17', or a list, got '1-'"),
         ({0: "5-3"}, "has the range 5-3, whose end is before its start"),
         ({"cross": {0: [1]}}, "names the site 'cross', but the units of this model are at encoder"),

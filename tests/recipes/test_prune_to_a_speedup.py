@@ -134,26 +134,46 @@ def test_a_run_that_is_resumed_measures_nothing_again(finished, text, monkeypatc
 def test_more_is_removed_until_the_measured_speedup_is_reached(error):
     table = CostTable("seconds", 1.0, {"encoder": [[0, 0.0], [4, 9.0]]}, {}, {"encoder": 1})
     goal, tried = SpeedupGoal(2.0, table, ("heads",)), []
-    reached = goal.reach(lambda value: tried.append(value) or value, lambda model: error * model)
+    reached = goal.reach("fisher", lambda value: tried.append(value) or value, lambda model: error * model)
     assert reached == tried[-1]
     assert error * reached >= 2 * MEASUREMENT_MARGIN - 1e-9
     assert len(tried) == (1 if error > 1 else 2)
 
 
+def test_of_models_that_all_miss_the_speedup_the_fastest_is_kept_with_a_warning(caplog):
+    table = CostTable("seconds", 1.0, {"encoder": [[0, 0.0], [4, 9.0]]}, {}, {"encoder": 1})
+    found = iter([1.5, 1.8, 1.7, 1.6])
+    made = []
+    reached = SpeedupGoal(2.0, table, ("heads",)).reach(
+        "gates", lambda value: made.append(value) or value, lambda model: next(found)
+    )
+    assert reached == made[1]
+    assert "gates: the model pruned for 2 × is 1.80 × as fast as the dense model" in caplog.text
+
+
 def test_a_speedup_is_not_pursued_beyond_what_the_table_allows():
     table = CostTable("seconds", 1.0, {"encoder": [[0, 0.0], [4, 2.0]]}, {}, {"encoder": 1})
     tried = []
-    SpeedupGoal(2.0, table, ("heads",)).reach(lambda value: tried.append(value) or value, lambda model: 0.8 * model)
+    SpeedupGoal(2.0, table, ("heads",)).reach(
+        "fisher", lambda value: tried.append(value) or value, lambda model: 0.8 * model
+    )
     assert tried == [2.0, pytest.approx(2.55)]
-    SpeedupGoal(2.5, table, ("heads",)).reach(lambda value: tried.append(value) or value, lambda model: 0.8 * model)
+    SpeedupGoal(2.5, table, ("heads",)).reach(
+        "fisher", lambda value: tried.append(value) or value, lambda model: 0.8 * model
+    )
     assert tried[2:] == [2.5]
 
 
 def test_units_alone_leave_all_heads(tmp_path, text, timed):
-    summary = RECIPE.run(tmp_path / "run", **text, target_speedup=1.3, parts="units", method="fisher", refit="false")
-    (row,) = summary["rows"]
-    assert row["heads"] == 8
-    assert row["units"] < 128
+    summary = RECIPE.run(
+        tmp_path / "run", **text, target_speedup=1.3, parts="units", method="gates fisher", refit="false"
+    )
+    assert [row["method"] for row in summary["rows"]] == ["gates", "fisher"]
+    for row in summary["rows"]:
+        assert row["heads"] == 8
+        assert row["units"] < 128
+    assert (tmp_path / "run" / "gate_history.png").is_file()
+    assert not (tmp_path / "run" / "gates.png").exists()
 
 
 def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
@@ -194,6 +214,12 @@ def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
         ({"importance": "fisher"}, "importance fisher chooses heads and units for a speed-up; set target_speedup"),
         ({"target_speedup": 5000}, "at most"),
         ({"target_speedup": 2, "parts": "heads"}, "at most"),
+        # Gates could close feed-forward blocks, but scores are of heads alone.
+        ({"target_speedup": 2, "parts": "heads blocks"}, "2 × cannot be reached by heads alone: at most"),
+        (
+            {"target_speedup": 2, "latency_shapes": "1x8 1x4096"},
+            "latency_shapes=4096, but the model has positions for",
+        ),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_written(tmp_path, text, timed, capsys, flags, message):

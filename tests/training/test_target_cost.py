@@ -210,6 +210,8 @@ def test_a_table_is_measured_when_training_starts_and_a_resumed_run_continues_wi
     history = GateHistory(every=2)
     resumed = trainer(tmp_path, gated(seed=5), data, callbacks=[history], **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    # Those of its checkpoint; nothing is measured.
+    assert len(measured) == 1
     for (name, expected), found in zip(whole.model.state_dict().items(), resumed.model.state_dict().values()):
         assert torch.equal(expected, found), name
     logs = [
@@ -298,6 +300,11 @@ def other_table():
             "cost table does not fit: .* num_hidden_layers 3, not 2",
         ),
         (gated, {"latency_table": other_table}, "got a latency_table, but target_speedup is not set"),
+        (
+            gated,
+            {"target_speedup": 2, "latency_table": lambda: flops(gated()), "latency_batch": 3},
+            "latency_batch=3, but latency_table was made for",
+        ),
         (
             lambda: gated(parts=("heads",)),
             {"target_speedup": 5, "latency_table": lambda: flops(gated())},

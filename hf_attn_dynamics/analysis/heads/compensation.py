@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from ...models.added_biases import add_output_biases
 from ...models.number_checks import is_finite
 from ...models.prunable_models import Model, separate_configuration
-from ..model_parts import ModelPart, PartSite, check_outputs, parts_of_model, tables_of_parts
+from ..model_parts import ModelPart, PartSite, check_outputs, parts_of_model, prunable_parts, tables_of_parts
 from ..model_views import ModelView, evaluation_view
 from ..results import Result
 from ..running import batches_of, real_tokens
@@ -77,7 +77,7 @@ def compensate(model: Model, dense: PreTrainedModel, data: Data, progress: bool 
 
     Raises:
         ValueError: if `dense` has other layers, or lacks heads or units of `model`; if output projections have changed
-            since pruning; or if there is no batch. The model is then unchanged.
+            since pruning; or if there is no batch, or none runs a pruned block. The model is then unchanged.
 
     Example:
         >>> import copy
@@ -94,6 +94,11 @@ def compensate(model: Model, dense: PreTrainedModel, data: Data, progress: bool 
     for pair in pairs:
         _check_unchanged(pair)
     means = _mean_inputs(dense, [pair.before for pair in pairs], data, "compensation", progress)
+    if unused := [pair.own.key for pair in pairs if pair.own.key not in means]:
+        raise ValueError(
+            f"data does not run the {unused[0]}, from which something was removed; give batches that do, such as with "
+            "encoder_hidden_states for cross-attention."
+        )
     if any(pair.own.output.bias is None for pair in pairs):
         _add_biases(model)
     for pair in pairs:
@@ -132,9 +137,10 @@ def refit_outputs(
 ) -> RefitErrors:
     """Fits the output projections of a pruned model to the outputs of the dense model, by least squares, in place.
 
-    The output projections of all attention and feed-forward blocks are fitted in the order of the forward pass. The
-    inputs of each come from the pruned model with all earlier projections fitted already; the targets are the outputs
-    of the same projection in the dense model. Of all weights W and biases b, those with the smallest
+    The output projections of all attention and feed-forward blocks are fitted in the order of the forward pass, except
+    for mixtures of experts. The inputs of each come from the pruned model with all earlier projections fitted already;
+    the targets are the outputs of the same projection in the dense model. Of all weights W and biases b, those with
+    the smallest
 
         Σ_tokens ‖W x + b − y‖² + λ ‖W − W₀‖²
 
@@ -159,7 +165,7 @@ def refit_outputs(
     Raises:
         ValueError: if `ridge` is negative; if `dense` is `model`, has other layers, or lacks heads or units of
             `model`; if weights are quantized, adapted, sharded, tied or not loaded; or if there is no batch. The model
-            is then unchanged.
+            is then unchanged. A batch after the first one that the model refuses leaves some projections fitted.
 
     Example:
         >>> import copy
@@ -202,7 +208,7 @@ class _Pair(NamedTuple):
 def _pairs(model: PreTrainedModel, dense: PreTrainedModel) -> list[_Pair]:
     if model is dense:
         raise ValueError("dense is the pruned model itself; copy the model before pruning, copy.deepcopy(model).")
-    own, before = ({part.key: part for part in parts_of_model(one)} for one in (model, dense))
+    own, before = ({part.key: part for part in prunable_parts(one)} for one in (model, dense))
     if own.keys() != before.keys():
         differing = next(key for key in (*own, *before) if (key in own) != (key in before))
         raise ValueError(f"dense must have the layers of model, but only one of them has {differing}.")

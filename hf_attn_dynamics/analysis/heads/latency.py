@@ -28,6 +28,7 @@ from ...models.head_roles import locate_heads
 from ...models.head_sites import HeadSite, config_value, kinds_of
 from ...models.unit_pruning import apply_pruning
 from ...models.unit_ranges import units_value
+from ...models.unit_roles import prunable_units
 from .measuring import (
     Inputs,
     alternating_times,
@@ -43,7 +44,6 @@ from .measuring import (
     decoding_inputs,
     example_inputs,
     moved,
-    prunable_units,
 )
 
 
@@ -168,7 +168,10 @@ def measure_latency_table(
             return cached
         table = _measured(model, setting, points, rounds, device, progress)
     if file is not None:
-        write_text(file, json.dumps({"key": key, "table": table.to_dict()}, indent=1) + "\n")
+        try:
+            write_text(file, json.dumps({"key": key, "table": table.to_dict()}, indent=1) + "\n")
+        except OSError as error:
+            logger.warning(f"The table was not kept: {error}. Choose a writable cache_dir, or False for none.")
     return table
 
 
@@ -319,6 +322,8 @@ def _measured(
             ratios[frozenset(left.items())], error = _ratio(after, before)
             errors.append(error)
             seconds_of_dense += before
+            # Before the next copy is made.
+            del pruned, makers
     if max(errors) > NOISE:
         logger.warning(
             f"The measured times vary: the standard error of an entry is up to {100 * max(errors):.0f} % of the dense "

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from ...models.compat import build_from_config
 from ...models.cost_table import PHASES
 from ...models.number_checks import is_integer
-from ...models.unit_roles import UnitLayer, locate_units
 from ..model_views import ModelView, evaluation_view
 from ..running import longest_input
 
@@ -39,14 +38,6 @@ def check_phase(phase: str) -> None:
     """Raises ValueError unless `phase` is `forward` or `decode`."""
     if phase not in PHASES:
         raise ValueError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}.")
-
-
-def prunable_units(model: PreTrainedModel) -> list[UnitLayer]:
-    """The feed-forward blocks of a model; none if their units cannot be pruned, as in mixtures of experts."""
-    try:
-        return locate_units(model)
-    except ValueError:
-        return []
 
 
 def check_weights(name: str, model: PreTrainedModel) -> None:
@@ -74,7 +65,9 @@ def check_buildable(model: Any, otherwise: str = "") -> None:
 
 
 def built_anew(model: PreTrainedModel, device: str = "cpu", otherwise: str = "", **settings: Any) -> PreTrainedModel:
-    """The same model with all heads and units and random weights; the global random state is not changed.
+    """The same model with all heads and units and random weights, and without added biases.
+
+    The global random state is not changed.
 
     Args:
         model (`PreTrainedModel`): The model.
@@ -88,7 +81,7 @@ def built_anew(model: PreTrainedModel, device: str = "cpu", otherwise: str = "",
     check_buildable(model, otherwise)
     config = copy.deepcopy(model.config)
     config.pruned_heads = config.pruned_units = None
-    for name, value in settings.items():
+    for name, value in ({"added_biases": False} | settings).items():
         if hasattr(config, name):
             setattr(config, name, value)
     with torch.random.fork_rng(devices=[]), torch.device(device):

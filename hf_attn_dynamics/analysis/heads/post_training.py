@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from ...models.cost_table import CostTable
 from ...models.number_checks import is_finite
-from ..model_parts import PARTS
+from ..model_parts import PARTS, check_outputs, prunable_parts
 from ..results import Result
 from .compensation import RefitErrors, refit_outputs
 from .compensation import compensate as compensate_biases
@@ -97,7 +97,8 @@ def fisher_pruning(
         [`FisherPruning`]: the selection, the errors of the projections, and the duration.
 
     Raises:
-        ValueError: for the reasons given in the functions above; the model is then unchanged.
+        ValueError: for the reasons given in the functions above; the model is then unchanged, unless it refuses a
+            batch only for `refit_outputs`.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -117,9 +118,12 @@ def fisher_pruning(
         raise ValueError(f"ridge must be a number of at least 0, got {ridge!r}.")
     parts = [parts] if isinstance(parts, str) else list(parts)
     # Raises errors about the target and the table before any gradient is computed.
-    select_parts(model, unit_importance(model, method="random"), table, speedup, parts)
+    scored = ["heads", *(part for part in parts if part != "heads")]
+    select_parts(model, unit_importance(model, method="random", parts=scored), table, speedup, parts)
+    if refit or compensate:
+        check_outputs(model, prunable_parts(model))
     batches = [data] if isinstance(data, Mapping) else list(data)
-    scores = unit_importance(model, batches, "fisher", loss, keep_gradients=rearrange, progress=progress)
+    scores = unit_importance(model, batches, "fisher", loss, keep_gradients=rearrange, progress=progress, parts=scored)
     selection = select_parts(model, scores, table, speedup, parts, rearrange)
     dense = copy.deepcopy(model) if refit or compensate else None
     selection.apply(model)

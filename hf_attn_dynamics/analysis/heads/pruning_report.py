@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Heads, feed-forward units, parameters, FLOPs, bytes and latency of a model before and after pruning."""
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from ...models.compat import unsaved_names
 from ...models.device_names import device_name
 from ...models.head_roles import HeadLayer, locate_heads
 from ...models.head_sites import SITE_KINDS
-from ...models.unit_roles import UnitLayer
+from ...models.unit_roles import UnitLayer, prunable_units
 from ..model_views import evaluation_view
 from ..notebook import html_table
 from .measuring import (
@@ -32,7 +33,6 @@ from .measuring import (
     decoding_inputs,
     example_inputs,
     moved,
-    prunable_units,
     without_mixed_precision,
 )
 
@@ -133,6 +133,11 @@ class HeadReport:
         """Speed-up over the ideal speed-up by FLOPs; 1 if latency is proportional to FLOPs."""
         return None if self.latency_dense is None else self.flops_ratio / self.latency_ratio
 
+    @property
+    def _ideal_speedup(self) -> float:
+        """Speed-up that the removed FLOPs allow; infinite if all were removed."""
+        return 1 / self.flops_ratio if self.flops_ratio else math.inf
+
     def to_dict(self) -> dict[str, Any]:
         """All metrics under flat keys, for a summary."""
         pairs = {
@@ -214,7 +219,7 @@ class HeadReport:
         lines = [format_table(["", "dense", "pruned", "ratio"], rows), ""]
         if self.latency_dense is not None:
             lines.append(
-                f"Speed-up {1 / self.latency_ratio:.2f} ×; the removed FLOPs allow {1 / self.flops_ratio:.2f} × "
+                f"Speed-up {1 / self.latency_ratio:.2f} ×; the removed FLOPs allow {self._ideal_speedup:.2f} × "
                 f"({100 * self.latency_of_ideal:.0f} % of it reached)."
             )
         timing = f", median of {self.rounds} interleaved rounds" if self.rounds else ""
@@ -278,7 +283,7 @@ def head_report(
     Raises:
         ValueError: if a number is not positive, `length` exceeds the model's positions, `inputs` is needed for this
             kind of model or given for `decode`, `phase` is unknown or needs a cache that the model does not have, a
-            model is quantized, or `dense` has other layers or lacks heads or units of the model.
+            model is quantized, or `dense` has another data type or other layers, or lacks heads or units of the model.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -302,6 +307,11 @@ def head_report(
     for name, each in (("model", model), ("dense", dense)):
         if each is not None:
             check_weights(name, each)
+    if dense is not None and dense.dtype != model.dtype:
+        raise ValueError(
+            f"dense is {dense.dtype} and model is {model.dtype}, so that the report would mix pruning with precision: "
+            "convert one of them with .to(dtype)."
+        )
     layers = locate_heads(model)
     if phase == "decode":
         # The last token is decoded.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Kept = dict[str, list[list[int]]]  # heads or units that stay, by kind of site and layer
 HALVINGS = 100  # of the interval of the multiplier, beyond the precision of floats
+CANDIDATES = 1024  # removed and remaining elements among which the best exchange is searched
 
 
 @dataclass(frozen=True, eq=False)
@@ -437,8 +438,17 @@ def _rearranged(own: ModelPart, kept: list[int], gradients: torch.Tensor) -> lis
     return [element for group, gone in zip(groups, after.tolist()) if not gone for element in group]
 
 
+def _lowest(elements: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The elements with the lowest values, in ascending order; all if there are at most `CANDIDATES`."""
+    if len(elements) <= CANDIDATES:
+        return elements
+    return elements[values[elements].topk(CANDIDATES, largest=False).indices.sort().values]
+
+
 def exchanged(fisher: torch.Tensor, removed: torch.Tensor) -> torch.Tensor:
     """Exchanges pairs of removed and remaining elements, the best pair first, while this lowers `mᵀFm`.
+
+    In large blocks, pairs are of the `CANDIDATES` elements on each side whose single exchange would be best.
 
     Args:
         fisher (`torch.Tensor` of shape `(elements, elements)`): F, symmetric.
@@ -456,9 +466,10 @@ def exchanged(fisher: torch.Tensor, removed: torch.Tensor) -> torch.Tensor:
         gone, stays = removed.nonzero().flatten(), (~removed).nonzero().flatten()
         if not len(gone) or not len(stays):
             break
-        returns = (diagonal - 2 * products)[gone]
-        leaves = (diagonal + 2 * products)[stays]
-        changes = returns[:, None] + leaves - 2 * fisher[gone][:, stays]
+        gone = _lowest(gone, diagonal - 2 * products)
+        stays = _lowest(stays, diagonal + 2 * products)
+        returns, leaves = (diagonal - 2 * products)[gone], (diagonal + 2 * products)[stays]
+        changes = returns[:, None] + leaves - 2 * fisher[gone[:, None], stays]
         place = int(changes.argmin())
         if float(changes.flatten()[place]) >= -tolerance:
             break

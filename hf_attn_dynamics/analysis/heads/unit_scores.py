@@ -129,6 +129,7 @@ def unit_importance(
     seed: int = 0,
     keep_gradients: bool = False,
     progress: bool = False,
+    parts: Iterable[str] = PARTS,
 ) -> UnitScores:
     """Importance of all heads and feed-forward units of a model, in one currency.
 
@@ -161,12 +162,14 @@ def unit_importance(
         keep_gradients (`bool`): Whether the result has the gradients of each sentence, which
             [`select_parts`] rearranges masks by; only for `fisher`.
         progress (`bool`): Whether to show a progress bar.
+        parts (`list[str]`): `heads` and `units`, or `heads` alone, as for mixtures of experts.
 
     Returns:
         [`UnitScores`]: NaN for removed heads and units.
 
     Raises:
-        ValueError: if `method` is unknown, `data` is missing, or for the reasons given in [`head_importance`].
+        ValueError: if `method` is unknown, `data` is missing, `parts` lacks `heads`, or for the reasons given in
+            [`head_importance`].
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -185,19 +188,21 @@ def unit_importance(
         raise ValueError(f"keep_gradients needs method='fisher', got method={method!r}.")
     if data is None and method != "random":
         raise ValueError(f"method={method!r} needs data: batches of the forward pass.")
-    parts = parts_of_model(model)
+    if "heads" not in (parts := [parts] if isinstance(parts, str) else list(parts)):
+        raise ValueError(f"parts must have heads, got {parts!r}; units are scored beside them.")
+    scored = parts_of_model(model, parts)
     gradients = None
     if method == "fisher":
-        found = _sentence_gradients(model, data, parts, loss, progress)
+        found = _sentence_gradients(model, data, scored, loss, progress)
         values = {key: own.double().square().mean(0) for key, own in found.items()}
-        gradients = {part: _by_sentence(parts, found, part) for part in PARTS} if keep_gradients else None
+        gradients = {part: _by_sentence(scored, found, part) for part in PARTS} if keep_gradients else None
     elif method == "michel":
-        values = mean_sensitivities(model, data, parts, loss, "importance", progress)
+        values = mean_sensitivities(model, data, scored, loss, "importance", progress)
     elif method == "magnitude":
-        values = _magnitudes(model, data, parts, progress)
+        values = _magnitudes(model, data, scored, progress)
     else:
-        values = _random(parts, seed)
-    tables = {part: tables_of_parts([own for own in parts if own.part == part], values) for part in PARTS}
+        values = _random(scored, seed)
+    tables = {part: tables_of_parts([own for own in scored if own.part == part], values) for part in PARTS}
     return UnitScores(HeadScores(tables["heads"]), tables["units"], method, gradients=gradients)
 
 

@@ -283,7 +283,8 @@ def plot_gate_history(
 
     Args:
         steps (`list[int]`): Optimizer steps.
-        open_heads (`dict[str, list[float]]`): Expected number of open heads at these steps, by kind of site.
+        open_heads (`dict[str, list[float]]`): Expected number of open heads at these steps, by kind of site; may be
+            empty if only units have gates.
         path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
         title (`str`): Model and data; the figure itself says what it shows.
         total (`dict[str, int]`, *optional*): Number of heads of each kind of site, for the legend.
@@ -295,7 +296,7 @@ def plot_gate_history(
     Raises:
         ValueError: if there is nothing to draw, a kind of site is unknown or has another number of values than steps.
     """
-    panels = [("heads", open_heads, settled_heads, total, target)]
+    panels = [("heads", open_heads, settled_heads, total, target)] if open_heads or not open_units else []
     if open_units:
         panels.append(("units", open_units, settled_units or None, None, None))
     for name, expected, settled, *_ in panels:
@@ -303,8 +304,8 @@ def plot_gate_history(
     figure, rows = new_figure(9, 4 * len(panels), rows=len(panels))
     for [axes], (name, expected, settled, of_all, aim) in zip(rows, panels):
         _draw_open(axes, name, steps, expected, settled, of_all or {}, aim)
-    what = " and units" * bool(open_units)
-    return finish_figure(figure, path, title, f"Open heads{what} while gates are trained")
+    what = " and ".join(name for name, *_ in panels)
+    return finish_figure(figure, path, title, f"Open {what} while gates are trained")
 
 
 def _check_history(

@@ -39,6 +39,15 @@ def pruned(model):
     return prune_units(prune_heads(model, heads), units), heads, units
 
 
+def test_blocks_that_the_data_does_not_run_are_named():
+    dense = build_stock("bert", is_decoder=True, add_cross_attention=True)
+    model = prune_heads(copy.deepcopy(dense), {"cross": {1: [0]}})
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="data does not run the heads of cross layer 1"):
+        compensate(model, dense, {"input_ids": torch.tensor([[5, 7, 8]])})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def output(model, batch):
     with torch.no_grad():
         logits = model(**batch).logits

@@ -406,6 +406,14 @@ def test_a_file_with_another_key_or_without_a_table_is_replaced(measurements, tm
         assert CostTable.from_dict(json.loads(file.read_text())["table"]) == table
 
 
+def test_a_table_that_cannot_be_stored_is_returned_with_a_warning(measurements, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    table = measured(bert(), points=2, rounds=1, cache_dir=tmp_path / "file")
+    assert table.quantity == "seconds"
+    assert "The table was not kept" in caplog.text
+    assert "Choose a writable cache_dir, or False for none." in caplog.text
+
+
 def test_tables_are_stored_in_the_cache_of_the_hub(monkeypatch, measurements, tmp_path):
     monkeypatch.setattr(latency, "HF_HOME", str(tmp_path))
     measured(bert(), points=2, rounds=1, cache_dir=None)

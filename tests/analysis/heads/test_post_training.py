@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from slow_unit_scores import lone_sentences, output_projections, padded, scored_model
+from stock_models import build_stock
 
 from hf_attn_dynamics import (
     FisherPruning,
@@ -50,6 +51,19 @@ def test_every_architecture_reaches_its_target(name):
     report = fisher_pruning(model, padded(lone_sentences(model)), table, 1.4)
     assert table.speedup_of(model) == report.selection.speedup >= 1.4
     assert all(after <= before for *_, before, after in report.errors.records())
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_mixtures_of_experts_lose_heads(refit):
+    model = build_stock("mixtral")
+    dense, batch, table = copy.deepcopy(model), padded(lone_sentences(model)), count_flops_table(model, length=8)
+    report = fisher_pruning(model, batch, table, 1.1, parts=["heads"], refit=refit)
+    assert table.speedup_of(model) == report.selection.speedup >= 1.1
+    assert all(part == "heads" for part, *_ in report.errors.records())
+    assert model.config.added_biases
+    for name, parameter in model.named_parameters():
+        if "experts" in name:
+            assert torch.equal(parameter, dense.get_parameter(name))
 
 
 def test_units_that_do_nothing_go_first_and_the_model_stays_as_it_was():

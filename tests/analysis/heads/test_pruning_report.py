@@ -35,9 +35,16 @@ from transformers import (
     WhisperModel,
 )
 
-from hf_attn_dynamics import HeadwiseBertConfig, HeadwiseBertForMaskedLM
+from hf_attn_dynamics import (
+    HeadwiseBertConfig,
+    HeadwiseBertForMaskedLM,
+    HeadwiseLlamaConfig,
+    HeadwiseLlamaForCausalLM,
+    prune_layers,
+)
 from hf_attn_dynamics.analysis.heads import measuring
 from hf_attn_dynamics.analysis.heads.pruning_report import head_report
+from hf_attn_dynamics.models.added_biases import add_output_biases
 from hf_attn_dynamics.models.head_pruning import prune_heads
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.loaded_weights import stored_numbers
@@ -499,3 +506,25 @@ def test_page_faults_of_large_tensors_are_not_measured():
     # Each pass would touch 24 MB, which are 6,144 pages.
     [process] = python(["-c", textwrap.dedent(code)])
     assert int(process.stdout) < 6144, process.stderr
+
+
+def test_a_dense_model_of_another_data_type_is_refused():
+    model = build_stock("bert")
+    with pytest.raises(ValueError, match=r"dense is torch.float32 and model is torch.bfloat16"):
+        head_report(copy.deepcopy(model).bfloat16(), dense=model, latency=False)
+
+
+def test_a_model_without_anything_left_is_reported():
+    model = prune_layers(GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=4)).transformer, [0])
+    report = head_report(model, batch=1, length=4, rounds=1)
+    assert report.flops_pruned == 0
+    assert "the removed FLOPs allow inf ×" in str(report)
+
+
+def test_added_biases_are_not_those_of_the_dense_model():
+    _, _, settings = STOCK_MODELS["llama"]
+    model = HeadwiseLlamaForCausalLM(HeadwiseLlamaConfig(**settings))
+    parameters = head_report(model, latency=False).parameters_dense
+    add_output_biases(model)
+    report = head_report(model, latency=False)
+    assert report.parameters_dense == parameters < report.parameters_pruned

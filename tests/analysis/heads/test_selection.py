@@ -20,6 +20,7 @@ from hf_attn_dynamics import (
     select_parts,
     unit_importance,
 )
+from hf_attn_dynamics.analysis.heads import selection as selection_module
 from hf_attn_dynamics.analysis.heads.selection import _Site, best_counts, exchanged
 from hf_attn_dynamics.models.cost_table import CostTable
 from hf_attn_dynamics.models.head_roles import locate_heads
@@ -224,6 +225,21 @@ def test_models_whose_units_are_unknown_lose_heads():
     selection = select_parts(model, scores, table, 1.1, parts="heads")
     selection.apply(model)
     assert table.speedup_of(model) == selection.speedup >= 1.1
+
+
+def test_exchanges_among_candidates_lower_the_quadratic_form(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(30, 40, generator=generator)
+    fisher, removed = gradients.T @ gradients / 30, torch.arange(40) % 2 == 0
+    values = []
+    for candidates in (1, 5, 20):
+        monkeypatch.setattr(selection_module, "CANDIDATES", candidates)
+        after = exchanged(fisher, removed).float()
+        assert after.sum() == removed.sum()
+        values.append((after @ fisher @ after).item())
+    before = removed.float()
+    assert values[-1] <= values[1] < (before @ fisher @ before).item()
+    assert values[0] <= (before @ fisher @ before).item()
 
 
 def test_exchanges_never_raise_the_quadratic_form_and_end_at_the_best_of_pairs():

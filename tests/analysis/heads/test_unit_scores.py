@@ -201,6 +201,17 @@ def test_units_of_experts_are_refused_by_name():
         unit_importance(build_stock("mixtral"), BATCH)
 
 
+def test_heads_are_scored_alone_as_beside_units():
+    model = scored_model("bert")
+    batch = padded(lone_sentences(model))
+    for method in METHODS:
+        alone = unit_importance(model, batch, method, parts="heads")
+        assert alone.heads == unit_importance(model, batch, method).heads
+        assert alone.units == {}
+    with pytest.raises(ValueError, match=r"parts must have heads, got \['units'\]"):
+        unit_importance(model, batch, parts=["units"])
+
+
 TABLE = CostTable(
     "seconds",
     0.010,
