@@ -24,6 +24,7 @@ from torch import nn
 from .architecture_sizes import architecture_sizes, differences
 from .device_names import device_name
 from .head_roles import locate_heads
+from .head_settings import PARTS
 from .head_sites import SITE_KINDS, HeadSite
 from .number_checks import is_finite, is_integer
 from .precision import at_least_single
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 QUANTITIES = {"seconds": ("ms", 1e-3), "flops": ("GFLOPs", 1e9)}  # unit of tables, and its size
 PHASES = ("forward", "decode")
 # Parts of a model that can be removed, and the blocks whose cost they determine.
-PARTS = {"heads": ("attention",), "units": ("feed_forward",), "blocks": ("attention", "feed_forward")}
+BLOCKS = {"heads": ("attention",), "units": ("feed_forward",), "blocks": ("attention", "feed_forward")}
 
 Grid = list[list[float]]  # pairs of a number of heads or units and a cost
 # Expected number of heads or units of an open block, and the probability that the block is open.
@@ -249,7 +250,7 @@ class CostTable:
             raise ValueError("expected_from() needs the expected number of heads or units of a site.")
         return (torch.stack([term.to(terms[0].device) for term in terms]).sum() + constant) / self.dense
 
-    def largest_speedup(self, parts: Iterable[str] = tuple(PARTS)) -> dict[str, float]:
+    def largest_speedup(self, parts: Iterable[str] = PARTS) -> dict[str, float]:
         """Speed-up of a model that loses all heads, all units, or both.
 
         Args:
@@ -265,7 +266,7 @@ class CostTable:
 
     def _checked_parts(self, parts: Iterable[str]) -> list[str]:
         parts = [parts] if isinstance(parts, str) else list(parts)
-        if not parts or not set(parts) <= PARTS.keys():
+        if not parts or not set(parts) <= set(PARTS):
             raise ValueError(f"parts must be some of {', '.join(PARTS)}, got {parts!r}.")
         if "units" in parts and not self.feed_forward:
             raise ValueError(
@@ -276,7 +277,7 @@ class CostTable:
 
     def _left(self, parts: Iterable[str], kinds: Iterable[str] = SITE_KINDS) -> float:
         """Cost of a model that has lost all these parts at sites of these kinds."""
-        blocks = {block for part in parts for block in PARTS[part]}
+        blocks = {block for part in parts for block in BLOCKS[part]}
         total = self.rest
         for block in ("attention", "feed_forward"):
             for kind, grid in getattr(self, block).items():
@@ -410,7 +411,7 @@ class CostTable:
             left = self._left([part])
             rows.append((f"all {part}", dense - left, f"{self._speedup(left):.2f} ×"))
             if len(self.layers) > 1 and part != "blocks":
-                by_kind = {kind: self._left([part], [kind]) for kind in getattr(self, PARTS[part][0])}
+                by_kind = {kind: self._left([part], [kind]) for kind in getattr(self, BLOCKS[part][0])}
                 rows += [(f"  {kind}", dense - own, f"{self._speedup(own):.2f} ×") for kind, own in by_kind.items()]
         rows += [("the rest", left, ""), ("dense model", dense, "")]
         return [[name, f"{cost / unit:,.3f}", f"{100 * cost / dense:.1f}", most] for name, cost, most in rows]

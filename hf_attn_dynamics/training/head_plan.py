@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
-from ..models.cost_table import PARTS, CostTable
+from ..models.cost_table import CostTable
 from ..models.gate_costs import largest_speedup
 from ..models.hard_concrete import HardConcreteGate
 from ..models.head_gates import gates_of
+from ..models.head_settings import PARTS
 from ..models.settled_gates import check_whole_groups
 from .arguments import HeadwiseArguments
 from .gates import GateTarget, GateWatch, TargetCost, TargetHeads

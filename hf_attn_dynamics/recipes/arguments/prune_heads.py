@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from ...models.head_settings import VARIANTS
+from ...models.head_settings import PARTS, VARIANTS
 from .base import (
     LabelledTextArguments,
     PublishArguments,
@@ -18,7 +18,6 @@ from .classifying import check_sources
 
 PRUNE_TASKS = ("text-classification", "causal-lm", "masked-lm", "image")
 METHODS = ("gates", "michel", "random", "fisher")
-PARTS = ("heads", "units", "blocks")
 DEFAULT_LENGTH = 64
 
 
