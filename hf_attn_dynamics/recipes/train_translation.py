@@ -336,7 +336,14 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
 
 def translation_row(row: dict[str, Any]) -> TranslationRow:
     values = {key: row[key] for key in ("method", "gate_penalty", "heads", *FIGURES)}
-    return TranslationRow(**values, heads_at={kind: row[f"heads_{kind}"] for kind in SITE_KINDS})
+    mean_layers = {kind: mean_layer(counts) for kind, counts in row["layers"].items() if any(counts)}
+    heads_at = {kind: row[f"heads_{kind}"] for kind in SITE_KINDS}
+    return TranslationRow(**values, heads_at=heads_at, mean_layer_at=mean_layers)
+
+
+def mean_layer(counts: list[int]) -> float:
+    """Mean layer of the heads of a kind of site, from their number in each layer."""
+    return sum(layer * count for layer, count in enumerate(counts)) / sum(counts)
 
 
 def summarise(

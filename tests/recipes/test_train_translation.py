@@ -91,12 +91,19 @@ def test_exactly_so_many_heads_are_left_and_the_summary_says_where(finished):
     assert [row["heads"] for row in summary["rows"]] == [12, 6, 3, 6, 3]
     for row in summary["rows"]:
         assert row["heads"] == row["heads_encoder"] + row["heads_decoder"] + row["heads_cross"]
+        # There is one layer.
+        for kind in ("encoder", "decoder", "cross"):
+            assert row[f"mean_layer_{kind}"] == (0.0 if row[f"heads_{kind}"] else None)
     for keep in (6, 3):
         kept = AutoModelForSeq2SeqLM.from_pretrained(folder / f"model-{keep}").config.kept_heads()
         row = next(row for row in summary["rows"] if row["heads"] == keep)
         assert {site.kind: len(heads) for site, heads in kept.items()} == {
             kind: row[f"heads_{kind}"] for kind in ("encoder", "decoder", "cross")
         }
+
+
+def test_the_mean_layer_is_that_of_the_heads():
+    assert train_translation.mean_layer([1, 0, 3]) == 1.5
 
 
 def test_models_load_by_their_names_and_translate_as_the_summary_says(finished, text):

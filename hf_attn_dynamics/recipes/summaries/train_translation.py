@@ -20,6 +20,11 @@ class TranslationRow(Record):
     gate_penalty: float | None = result("Penalty coefficient λ of an open head; null without --gate_penalty.")
     heads: int = result("Number of heads at the gated sites.")
     heads_at: dict[str, int] = result("Number of heads at each kind of site.", key="heads_{per}", per=SITE_KINDS)
+    mean_layer_at: dict[str, float] = result(
+        "Layer of a head, from 0, mean over the heads of each kind of site; null without any.",
+        key="mean_layer_{per}",
+        per=SITE_KINDS,
+    )
     bleu: float = result(BLEU)
     exact_match: float = result(EXACT_MATCH)
     nll: float = result(NLL)
