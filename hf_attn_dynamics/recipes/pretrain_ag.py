@@ -28,6 +28,7 @@ every N steps on a part of the evaluation text:
 
 import copy
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Iterable
@@ -52,6 +53,7 @@ from .. import (
 )
 from .._files import read_json
 from .._tables import format_table
+from ..analysis.observers.positions import POSITIONAL_THRESHOLD
 from ..analysis.plots.base import plot_pretraining
 from ..analysis.plots.dynamics import plot_head_dynamics
 from ..data import delimiter_token_ids, period_token_ids, train_byte_level_bpe, warn_of_unknown
@@ -77,6 +79,7 @@ from .summaries.pretrain_ag import SUPPRESSED, PretrainSummary
 MODEL_FOLDERS = {"guided": "model", "unguided": "model_unguided", SUPPRESSED: "model_suppressed"}
 TOKENIZER_TEXTS = 500_000  # with --streaming; a tokenizer learns little from more texts
 PROBE_EXAMPLES, PROBE_BATCH = 64, 16  # examples for --head_dynamics, and their batch size
+OFFSET_SHARE = "relative_positions/best_offset_share"  # a statistic of these
 TRIAL_STEPS = 12
 # Values of a run that its model card leaves out.
 NOT_ON_CARDS = ("history", "num_parameters", "seconds_per_step", "tokens_per_second")
@@ -208,6 +211,15 @@ def watch_heads(every: int, eval_dataset: Dataset, data_collator: Any) -> HeadDy
     return HeadDynamicsCallback([HeadConfidence(), HeadEntropy(), RelativePositions()], probe, every)
 
 
+def positional_heads(timeline: HeadTimeline) -> dict[str, float | None]:
+    """Number of positional heads at the end, and the median of the steps at which heads become positional."""
+    measured = timeline.of(OFFSET_SHARE)
+    at_end = sum(int((table >= POSITIONAL_THRESHOLD).sum()) for table in measured[max(measured)].values())
+    first = torch.cat([table.flatten() for table in timeline.first_step(OFFSET_SHARE, POSITIONAL_THRESHOLD).values()])
+    reached = first[~first.isnan()].tolist()
+    return {"positional_heads": at_end, "positional_step": statistics.median(reached) if reached else None}
+
+
 def train_run(
     name: str,
     objective: Objective,
@@ -217,6 +229,7 @@ def train_run(
 ) -> tuple[dict[str, Any], HeadwiseTrainer, str]:
     """Trains a model; returns results and log, the trainer, and the folder to save the model in, see [`Run.once`]."""
     trainer = pretraining_trainer(name, objective, config, training_args, **data)
+    watch = None
     if objective.args.head_dynamics:
         # Callbacks run in order; the timer must not count this one.
         watch = watch_heads(objective.args.head_dynamics, data["eval_dataset"], data["data_collator"])
@@ -230,6 +243,7 @@ def train_run(
         trainer.evaluate()
     results = {
         **objective.results(history),
+        **({} if watch is None else positional_heads(watch.history)),
         "guidance_weight_initial": trainer.initial_guidance_weight,
         "num_parameters": sum(p.numel() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()),
         **timer.figures(),

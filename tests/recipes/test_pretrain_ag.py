@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from hf_attn_dynamics import HeadTimeline
+from hf_attn_dynamics import HeadScores, HeadTimeline
 from hf_attn_dynamics.data import train_byte_level_bpe
 from hf_attn_dynamics.recipes import objectives, pretrain_ag
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
@@ -256,7 +256,7 @@ def test_the_embedded_text_has_documents_too(tmp_path, monkeypatch):
 
 
 def test_heads_are_measured_in_both_runs_and_drawn_side_by_side(tmp_path, documents):
-    run(flags(tmp_path, **documents, objective="rtd", generator="trained", head_dynamics=4))
+    summary = run(flags(tmp_path, **documents, objective="rtd", generator="trained", head_dynamics=4))
     files = [tmp_path / "checkpoints" / name / "head_dynamics.csv" for name in ("guided", "unguided")]
     guided, unguided = map(HeadTimeline.load, files)
     for timeline in (guided, unguided):
@@ -265,11 +265,25 @@ def test_heads_are_measured_in_both_runs_and_drawn_side_by_side(tmp_path, docume
     # Both begin with the same weights.
     assert guided.of("confidence")[0] == unguided.of("confidence")[0]
     assert guided.of("confidence")[6] != unguided.of("confidence")[6]
+    for name, timeline in (("guided", guided), ("unguided", unguided)):
+        shares = timeline.of("relative_positions/best_offset_share")[6]["encoder"]
+        assert summary[f"positional_heads_{name}"] == (shares >= 0.9).sum()
     assert (tmp_path / "head_dynamics.png").stat().st_size > 0
     assert "unguided" in (tmp_path / "head_dynamics.svg").read_text()
     for name in ("guided", "unguided"):
         page = (tmp_path / f"checkpoints/{name}/head_dynamics.html").read_text(encoding="utf-8")
         assert f"<h1>Attention heads over training: {name} ELECTRA" in page
+
+
+def test_heads_become_positional_at_the_median_of_their_first_steps():
+    timeline = HeadTimeline()
+    shares = {0: [0.1, 0.2, 0.3, 0.95], 10: [0.1, 0.9, 0.3, 0.2], 20: [0.8, 0.95, 0.91, 0.3]}
+    for step, values in shares.items():
+        timeline.record(step, pretrain_ag.OFFSET_SHARE, HeadScores({"encoder": [values[:2], values[2:]]}))
+    assert pretrain_ag.positional_heads(timeline) == {"positional_heads": 2, "positional_step": 10}
+    never = HeadTimeline()
+    never.record(0, pretrain_ag.OFFSET_SHARE, HeadScores({"encoder": [[0.5]]}))
+    assert pretrain_ag.positional_heads(never) == {"positional_heads": 0, "positional_step": None}
 
 
 def test_the_unguided_twin_starts_from_the_same_weights_and_sees_the_same_batches(tmp_path, text):

@@ -11,6 +11,7 @@ RUNS = ("guided", "unguided")
 SUPPRESSED = "suppressed"
 OF_RTD = "With --objective rtd: "
 OF_NSP = "With --objective mlm+nsp: "
+WATCHED = "With --head_dynamics: "
 
 
 def of_runs(description: str, **settings: Any) -> Any:
@@ -59,6 +60,17 @@ class PretrainSummary(Summary):
     replaced_f1: dict[str, float] | None = of_runs(f"{OF_RTD}F1 of the replaced tokens.", optional=True)
     replaced_share: dict[str, float] | None = of_runs(
         f"{OF_RTD}fraction of the tokens that are replaced.", optional=True
+    )
+    positional_heads: dict[str, int] | None = of_runs(
+        f"{WATCHED}heads with their largest weight at the same offset for 90 % of the queries, after the last step.",
+        column="positional heads",
+        optional=True,
+    )
+    positional_step: dict[str, float | None] | None = of_runs(
+        f"{WATCHED}step after which a head is measured as positional for the first time, median over the heads that "
+        "ever are; null if none is.",
+        column="positional at step",
+        optional=True,
     )
     seconds_per_step: dict[str, float | None] = of_runs(
         "Wall time of an optimizer step in seconds, without evaluation and data loading.", column="seconds a step"
