@@ -331,7 +331,8 @@ def _draw_open(
 ) -> None:
     """Draws the number of open heads or units of each kind of site over training."""
     kinds = _known_kinds(set(expected), f"open_{name}")
-    lines = {SITE_NAMES[kind]: (kind, SITE_COLOURS[kind]) for kind in kinds}
+    # Units belong to layers of a stack, not to its self-attention.
+    lines = {SITE_NAMES[kind] if name == "heads" else kind: (kind, SITE_COLOURS[kind]) for kind in kinds}
     if target is not None and len(kinds) > 1:
         lines["all sites"] = (None, "0.2")
     for label, (kind, colour) in lines.items():

@@ -201,8 +201,11 @@ def test_histories_of_units_have_a_panel_of_their_own():
     assert (of_heads.get_ylabel(), of_units.get_ylabel()) == ("heads with open gates", "units with open gates")
     assert [list(line.get_ydata()) for line in of_units.lines[:3]] == [[1100, 500], [500], [1100, 512.5]]
     labels = [text.get_text() for text in of_units.get_legend().get_texts()]
-    expected = ["encoder self-attention: 500", "expected in training: 512.5", "last record: 1,100 → 500 open"]
+    expected = ["encoder: 500", "expected in training: 512.5", "last record: 1,100 → 500 open"]
     assert labels == expected
+    # Heads may have no gates.
+    (alone,) = plot_gate_history([0, 10], {}, **units).axes
+    assert [text.get_text() for text in alone.get_legend().get_texts()] == expected
     with pytest.raises(ValueError, match=r"settled_units\['encoder'\] has 1 values for 2 steps"):
         plot_gate_history([0, 10], **heads, open_units=units["open_units"], settled_units={"encoder": [3]})
 
