@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
@@ -177,8 +178,12 @@ def test_the_ratio_to_the_best_is_that_of_the_best_point_in_the_mean_and_the_sam
     )
     ratios = {(row["rate"], row["seed"]): row["ratio"] for row in collect(sweep, tmp_path)}
     assert ratios == {(1, 1): None, (2, 1): None, (1, 2): 0.5, (2, 2): 0.5}
-    # A point with fewer seeds is no candidate, whatever its loss.
-    (tmp_path / "runs/rate-2-seed-1/summary.json").unlink()
+    # A point with fewer seeds is no candidate, whatever its loss, and neither is one that diverged.
+    of_run = tmp_path / "runs/rate-2-seed-1/summary.json"
+    of_run.write_text(json.dumps({**json.loads(of_run.read_text()), "loss_b": math.nan}))
+    ratios = {(row["rate"], row["seed"]): row["ratio"] for row in collect(sweep, tmp_path)}
+    assert (ratios[1, 2], ratios[2, 2]) == (0.25, 0.25)
+    of_run.unlink()
     ratios = {(row["rate"], row["seed"]): row["ratio"] for row in collect(sweep, tmp_path)}
     assert ratios == {(1, 1): None, (1, 2): 0.25, (2, 2): 0.25}
 

@@ -59,11 +59,17 @@ def _drop_noise(block: nn.Module, layer: nn.Module, args: tuple, output: Any) ->
 
 
 def _gate_units(block: nn.Module, output: nn.Module, args: tuple) -> tuple:
-    factors = block.unit_gate(block.unit_noise)
-    return args[0] * factors.to(args[0].dtype), *args[1:]
+    return _gated(block, block.unit_noise, args)
 
 
 @torch.compiler.disable
 def _gate_units_of_context(block: nn.Module, output: nn.Module, args: tuple) -> tuple:
-    factors = block.unit_gate(_noise_of(block, carried_call()))
+    return _gated(block, _noise_of(block, carried_call()), args)
+
+
+def _gated(block: nn.Module, noise: torch.Tensor | None, args: tuple) -> tuple:
+    """Units times their gates, and the other arguments of the output projection."""
+    if not block.unit_gate.num_elements:
+        return args
+    factors = block.unit_gate(noise)
     return args[0] * factors.to(args[0].dtype), *args[1:]

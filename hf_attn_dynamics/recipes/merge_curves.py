@@ -22,7 +22,20 @@ from .pictures import draw
 from .run import read_summaries, run_recipe, write_csv
 
 
-ALIKE = ("metric", "heads_total", "text", "train_examples", "eval_examples", "target_speedup")
+ALIKE = (
+    "metric",
+    "task",
+    "parameters_dense",
+    "heads_total",
+    "text",
+    "train_examples",
+    "eval_examples",
+    "target_speedup",
+    "latency_batch",
+    "latency_length",
+    "latency_device",
+    "latency_threads",
+)
 
 
 def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
@@ -34,7 +47,7 @@ def merge(folders: list[Path], output_dir: Path, title: str = "") -> str:
             raise ValueError(f"runs have the seeds {', '.join(map(str, seeds))}; name each seed once.")
         if output_dir.is_file():
             raise ValueError(f"output_dir {output_dir} is a file; name a folder.")
-        if output_dir in folders:
+        if output_dir.resolve() in [folder.resolve() for folder in folders]:
             raise ValueError(f"output_dir {output_dir} is one of the runs; name another folder.")
     metric, title = summaries[0]["metric"], title or f"{summaries[0]['text']}; {len(summaries)} seeds"
     merged = _merged_speedups if summaries[0].get("target_speedup") else _merged_heads

@@ -239,7 +239,8 @@ def train_run(
     trainer.add_callback(LogWhenSaved())
     train_from_newest(trainer)
     history = trainer.state.log_history
-    if not any(entry["step"] == training_args.max_steps and objective.evaluated in entry for entry in history):
+    is_evaluated = any(entry["step"] == training_args.max_steps and objective.evaluated in entry for entry in history)
+    if training_args.load_best_model_at_end or not is_evaluated:
         trainer.evaluate()
     results = {
         **objective.results(history),

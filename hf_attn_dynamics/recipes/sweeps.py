@@ -404,7 +404,7 @@ def add_ratio_to_best(sweep: Sweep, summaries: dict[str, dict]) -> None:
         finals: dict[tuple, dict[int, float]] = {}
         for name, run in runs.items():
             loss = summaries[name].get(sweep.best["loss"])
-            if run.variant == variant and loss is not None:
+            if run.variant == variant and loss is not None and math.isfinite(loss):
                 finals.setdefault(tuple(run.point.values()), {})[run.seed] = loss
         if not finals:
             continue

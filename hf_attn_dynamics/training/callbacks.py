@@ -26,7 +26,8 @@ class StepTimer(TrainerCallback):
         self.steps += 1
         self.tokens = state.num_input_tokens_seen - self.tokens_before
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float | None]:
+        """Mean seconds of a step and non-padding tokens per second; `None` without any step."""
         if not self.steps:
             return {"seconds_per_step": None, "tokens_per_second": None}
         return {"seconds_per_step": self.seconds / self.steps, "tokens_per_second": self.tokens / self.seconds}

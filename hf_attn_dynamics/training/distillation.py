@@ -230,13 +230,18 @@ def logit_distillation_loss(
         `torch.Tensor`: a float32 scalar (float64 in double precision).
 
     Raises:
-        ValueError: if the shapes of the logits differ.
+        ValueError: if the teacher has no logits, or the shapes differ.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
         >>> logit_distillation_loss(logits, logits).item()
         0.0
     """
+    if teacher_logits is None:
+        raise ValueError(
+            "distillation_weight needs a teacher with logits, but its output has none: load it with the head of the "
+            "student's task."
+        )
     if logits.shape != teacher_logits.shape:
         raise ValueError(
             f"the student has logits of shape {tuple(logits.shape)}, the teacher of {tuple(teacher_logits.shape)}: "

@@ -10,6 +10,7 @@ from ..models.ignored_labels import IGNORED, is_labelled
 
 
 NONFINITE_BATCH = "nonfinite_batch.pt"
+OVERFLOWS = 20  # consecutive batches without a finite loss under fp16
 
 
 class FiniteLossMixin:
@@ -18,15 +19,20 @@ class FiniteLossMixin:
     Not a callback, since none is called between the loss of a step and the update of the weights.
     """
 
+    _nonfinite_losses = 0  # consecutive
+
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """The stock step, followed by a check of the loss, except under fp16, whose scaled losses may overflow.
+        """The stock step, followed by a check of the loss.
 
         Raises:
-            FloatingPointError: if the loss is NaN or infinite; the batch is saved in `output_dir` if possible.
+            FloatingPointError: if the loss is NaN or infinite, under fp16 for `OVERFLOWS` consecutive batches; the
+                last batch is saved in `output_dir` if possible.
         """
         loss = super().training_step(model, inputs, num_items_in_batch)
         # The stock trainer reads the loss, too, so that this adds no synchronisation.
-        if not self.args.fp16 and not loss.isfinite():
+        self._nonfinite_losses = 0 if loss.isfinite() else self._nonfinite_losses + 1
+        # Activations of single batches may overflow under fp16; the stock trainer skips their steps.
+        if self._nonfinite_losses >= (OVERFLOWS if self.args.fp16 else 1):
             step, folder, process = self.state.global_step + 1, self.args.output_dir, self.args.process_index
             raise FloatingPointError(save_nonfinite_batch(loss, step, inputs, folder, process))
         return loss

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ..models.cost_table import CostTable
 from ..models.gate_costs import expected_cost
@@ -135,6 +136,7 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         self._read_teacher()
         if not self.computes_loss:
             check_label_smoothing(model, self.args.label_smoothing_factor)
+        self._check_sharding(model)
         self._heads = plan
         if plan.target is not None:
             self.add_callback(plan.target)
@@ -142,6 +144,16 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             plan.watch.on_init_end(self.args, self.state, self.control)
             # The first callback, so that the others see the final gates.
             callbacks.insert(0, plan.watch)
+
+    def _check_sharding(self, model: PreTrainedModel) -> None:
+        """Raises ValueError if gates are sharded so that their values are not known outside their forward pass."""
+        is_fsdp1 = self.is_fsdp_enabled and not self.accelerator.is_fsdp2
+        if gates_of(model) and (is_fsdp1 or is_deepspeed_zero3_enabled()):
+            what = "version 1 of FSDP" if is_fsdp1 else "stage 3 of DeepSpeed's ZeRO"
+            raise ValueError(
+                f"{what} shards gates, whose values are needed outside the forward pass: use FSDP2 (fsdp_version: 2), "
+                "or stage 2."
+            )
 
     def _given_table(self) -> CostTable | None:
         """Costs that the user gives for a target speed-up, as an object or a file."""

@@ -43,7 +43,8 @@ class LabelSums:
             return None
         means = {}
         for term, parts in self._parts.items():
-            total, count = torch.stack(parts).double().sum(0).tolist()
+            # Apple GPUs have no double precision.
+            total, count = torch.stack(parts).cpu().double().sum(0).tolist()
             if count:
                 means[term] = total / count
         # Labels that the model creates depend on those in the batch.
@@ -88,8 +89,11 @@ class LabelEvaluationMixin:
         if is_foreign or not has_labels or self._evaluation is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         outputs = model(**own.without_labels(inputs), **_hits_arguments(own, inputs), return_dict=True)
-        for name, hits in (outputs.get("guided_hits") or {}).items():
-            self._evaluation.add_hits(name, self.accelerator.gather_for_metrics(hits))
+        if (hits := outputs.get("guided_hits")) is not None:
+            for name, own_hits in hits.items():
+                self._evaluation.add_hits(name, self.accelerator.gather_for_metrics(own_hits))
+            # Predictions are the logits, whatever `ignore_keys` leaves out.
+            outputs = type(outputs)(**{key: value for key, value in outputs.items() if key != "guided_hits"})
         is_smoothed = self.label_smoother is not None and inputs.get("labels") is not None
         losses = self._smoothed_losses if is_smoothed else own.sentence_losses
         loss = 0.0

@@ -115,8 +115,8 @@ class TeacherMixin(TrainingHooksMixin):
             return
         try:
             other = AutoTokenizer.from_pretrained(name, local_files_only=True)
-        except (OSError, ValueError, KeyError):
-            return  # saved without its tokenizer
+        except (OSError, ValueError, KeyError, ImportError):
+            return  # saved without its tokenizer, or with one of a library that is missing
         check_tokenizers(own, other)
 
     @property
@@ -161,8 +161,9 @@ class TeacherMixin(TrainingHooksMixin):
 
 
 def _copy_without_gates(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with all of its remaining heads and units."""
+    """A copy of a model with all of its remaining heads and units, which belongs to no folder."""
     teacher = copy.deepcopy(model)
+    teacher.name_or_path = ""
     if getattr(teacher.config, "gates", None) is not None:
         remove_gates(teacher)
     return teacher.requires_grad_(False)

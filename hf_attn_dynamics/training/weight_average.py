@@ -198,7 +198,8 @@ class WeightAverageMixin(ResumedTrainingMixin):
         """Saves the model with the averaged weights; in a checkpoint, also the trained weights."""
         with self._averaged() as stored:
             super().save_model(output_dir, _internal_call)
-            if stored is not None and _internal_call and self.args.should_save and not self.args.save_only_model:
+            is_checkpoint = _internal_call and output_dir is not None
+            if stored is not None and is_checkpoint and self.args.should_save and not self.args.save_only_model:
                 stored = {name: value.contiguous() for name, value in stored.items()}
                 save_file(stored, Path(output_dir) / TRAINED_WEIGHTS)
 

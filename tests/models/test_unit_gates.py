@@ -598,3 +598,8 @@ def test_the_importance_of_a_head_is_the_lower_phi_of_it_and_its_block():
         equal_nan=True,
         check_dtype=False,
     )
+
+
+def test_blocks_without_units_need_no_gate_on_any_device():
+    model = bert(("blocks",), pruned_units={0: "0-7"}).train().to("meta")
+    assert model(torch.ones(1, 3, dtype=torch.long, device="meta"))[0].device.type == "meta"

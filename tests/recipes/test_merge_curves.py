@@ -77,6 +77,8 @@ def test_perplexity_is_no_share(tmp_path, capsys):
         ({"text": "u"}, "the same text, but it is 't' in the first run and 'u' in"),
         ({"heads_total": 12}, "the same heads_total, but it is 72 in the first run and 12"),
         ({"target_speedup": [2.0]}, "the same target_speedup, but it is None in the first run and [2.0] in"),
+        ({"latency_batch": 1}, "the same latency_batch, but it is"),
+        ({"parameters_dense": 7}, "the same parameters_dense, but it is"),
         ({"seed": 1}, "runs have the seeds 1, 1; name each seed once"),
     ],
 )
@@ -93,6 +95,7 @@ def test_runs_that_were_not_made_alike_are_refused(tmp_path, refused, changes, m
         (".", "out", "holds no summary.json of a finished run"),
         ("a", "a/summary.json", "a/summary.json is a file; name a folder"),
         ("a", "a", "a is one of the runs; name another folder"),
+        ("a", "a/../a", "a is one of the runs; name another folder"),
     ],
 )
 def test_places_that_cannot_be_meant_are_refused(tmp_path, refused, run, output, message):

@@ -562,6 +562,10 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"guidance_patterns": "nxt"}, "pattern 'nxt'"),
         ({"guidance_heads": '{"next": [4]}'}, "names head 4"),
         ({"guidance_heads": "{next"}, "not valid JSON"),
+        (
+            {"guidance_heads": '{"next": [0]}', "guidance_patterns": "prev"},
+            "guidance_patterns=['prev'] has no effect here; guidance_heads names all guided heads",
+        ),
         ({"guidance_fraction": 2}, "fraction must be greater than 0"),
         ({"guidance_weight": "heavy"}, "guidance_weight must be a number or 'auto'"),
         ({"preset": "huge"}, "preset 'huge' is not one of demo, tiny, roberta-8"),

@@ -14,6 +14,7 @@ from hf_attn_dynamics import (
     prune_closed_gates,
 )
 from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
+from hf_attn_dynamics.training import head_training
 from hf_attn_dynamics.training.gates import gate_noise
 
 
@@ -321,3 +322,11 @@ def test_gates_that_are_offloaded_are_refused_as_none_would_close(tmp_path, monk
         ValueError, match=r"target_heads=3, but device_map has offloaded gates of HeadwiseRoberta.* without"
     ):
         trainer(tmp_path, gated(), datasets.Dataset.from_list([]), guidance_weight=None, target_heads=3)
+
+
+def test_gates_that_are_sharded_beyond_reach_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(head_training, "is_deepspeed_zero3_enabled", lambda: True)
+    data = examples("MaskedLM")
+    trainer(tmp_path, build(guidance=None), data, guidance_weight=None)
+    with pytest.raises(ValueError, match="stage 3 of DeepSpeed's ZeRO shards gates"):
+        trainer(tmp_path, build(guidance=None, gates={}), data, guidance_weight=None)

@@ -2,6 +2,7 @@
 """A batch whose loss is no number is kept, and is told of even where it cannot be."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from tiny_training import build, examples, trainer
 from transformers import TrainerCallback
 
 from hf_attn_dynamics.training import train_from_newest
-from hf_attn_dynamics.training.finite_loss import save_nonfinite_batch
+from hf_attn_dynamics.training.finite_loss import OVERFLOWS, FiniteLossMixin, save_nonfinite_batch
 
 
 class Steps(TrainerCallback):
@@ -52,6 +53,31 @@ def message_of(folder, process=0):
     return save_nonfinite_batch(
         torch.tensor(float("nan")), 3, {"input_ids": torch.full((9,), process)}, folder, process
     )
+
+
+class Given:
+    """Stands for the stock trainer, with given losses."""
+
+    def __init__(self, folder, fp16, losses):
+        self.args = SimpleNamespace(fp16=fp16, output_dir=folder, process_index=0)
+        self.state, self.losses = SimpleNamespace(global_step=0), iter(losses)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return torch.tensor(next(self.losses))
+
+
+class Checked(FiniteLossMixin, Given):
+    pass
+
+
+def test_single_overflows_are_skipped_under_fp16_and_lasting_ones_stop(tmp_path):
+    inf = float("inf")
+    for fp16, losses in ((False, [inf]), (True, [*[inf] * (OVERFLOWS - 1), 1.0, *[inf] * OVERFLOWS])):
+        made = Checked(tmp_path, fp16, losses)
+        for _ in losses[1:]:
+            made.training_step(None, {})
+        with pytest.raises(FloatingPointError, match="the loss is inf at step 1"):
+            made.training_step(None, {})
 
 
 def test_each_process_keeps_its_own_batch(tmp_path):

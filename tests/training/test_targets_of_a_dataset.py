@@ -180,6 +180,11 @@ def test_evaluation_reports_how_often_guided_heads_find_their_targets(tmp_path, 
     for name, of_sentences in hits.items():
         found, count = of_sentences.sum(0).tolist()
         assert metrics[f"eval_guided_accuracy_{name}"] == pytest.approx(found / count)
+    if not generated:
+        # Whatever is left out of the predictions, they begin with the logits.
+        found = trainer(tmp_path, model, data, data, per_device_eval_batch_size=3).predict(data, ignore_keys=["x"])
+        predictions = found.predictions[0] if isinstance(found.predictions, tuple) else found.predictions
+        assert predictions.shape[-1] == model.config.vocab_size
     without = data.remove_columns([name for name in data.column_names if name.startswith("guidance_")])
     assert not any("accuracy" in name for name in trainer(tmp_path, model, data, without, **settings).evaluate())
 

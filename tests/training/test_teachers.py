@@ -179,6 +179,8 @@ def test_the_divergence_of_logits_is_zero_for_the_teacher_itself():
     assert float(logit_distillation_loss(logits, other, 3.0, rows)) == pytest.approx(float(expected), rel=1e-5)
     with pytest.raises(ValueError, match=r"the student has logits of shape \(4, 5, 7\), the teacher of \(4, 5, 6\)"):
         logit_distillation_loss(logits, logits[..., :6])
+    with pytest.raises(ValueError, match="needs a teacher with logits, but its output has none"):
+        logit_distillation_loss(logits, None)
 
 
 # ---- Bad input: one message, before the first step ----
@@ -258,6 +260,19 @@ def test_tokenizers_are_compared(tmp_path):
         had.HeadwiseTrainer(student_of("MaskedLM"), args, processing_class=own, teacher=teacher)
     other = AutoTokenizer.from_pretrained(tmp_path / "teacher")
     had.HeadwiseTrainer(student_of("MaskedLM"), args, processing_class=other, teacher=teacher)
+
+
+def test_a_model_with_new_tokens_learns_from_itself(tmp_path):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(vocabulary)})
+    student_of("MaskedLM", guidance={"teacher": {"layers": {0: 0}}}).save_pretrained(tmp_path / "own")
+    tokenizer.save_pretrained(tmp_path / "own")
+    student = had.HeadwiseRobertaForMaskedLM.from_pretrained(tmp_path / "own")
+    tokenizer.add_tokens(["[NEW]"])
+    args = had.HeadwiseTrainingArguments(output_dir=str(tmp_path / "run"), report_to="none", use_cpu=True)
+    made = had.HeadwiseTrainer(student, args, processing_class=tokenizer, teacher="self")
+    assert student.name_or_path == str(tmp_path / "own")
+    assert made.teacher is not student
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,13 @@ def test_a_model_saved_after_training_is_the_one_that_is_returned(averaged, tmp_
     assert not (tmp_path / TRAINED_WEIGHTS).exists()
 
 
+def test_a_push_during_training_saves_to_the_folder_of_the_run(averaged):
+    run, _ = averaged
+    # As `push_to_hub` of the stock trainer does.
+    run.save_model(_internal_call=True)
+    assert_same(weights_of(type(run.model).from_pretrained(run.args.output_dir)), weights_of(run.model))
+
+
 def test_the_best_model_is_the_average_that_was_best(tmp_path):
     # The first one, since the loss falls.
     worst = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from .base import PublishArguments, SizeArguments, TextDataArguments, flag, with_default
+from .base import PublishArguments, SizeArguments, TextDataArguments, flag, refuse_flags, with_default
 from .classifying import check_sources
 
 
@@ -121,6 +121,9 @@ class PretrainArguments(PublishArguments, SizeArguments, TextDataArguments):
         if self.generator not in (None, *GENERATORS):
             raise ValueError(f"generator must be {' or '.join(GENERATORS)}, got {self.generator!r}.")
         check_sources(self)
+        if self.guidance_heads:
+            instead = "guidance_heads names all guided heads"
+            refuse_flags(self, {"guidance_fraction": instead, "guidance_patterns": instead})
         self.check_at_least(1, "num_key_value_heads", "min_steps", "suppress_steps")
         if self.suppress_weight is not None:
             if self.suppress_steps is None:
