@@ -91,7 +91,8 @@ def whole_model(model: PreTrainedModel) -> PreTrainedModel:
         model (`PreTrainedModel`): A model that FSDP2 may have sharded.
 
     Returns:
-        `PreTrainedModel`: `model` if it is not sharded; otherwise a copy on the CPU.
+        `PreTrainedModel`: `model` if it is not sharded; otherwise a copy on the CPU, with the data types and the
+        frozen parameters of the model.
     """
     if not isinstance(model, FSDPModule):
         return model
@@ -101,5 +102,13 @@ def whole_model(model: PreTrainedModel) -> PreTrainedModel:
         for name, value in model.state_dict().items()
     }
     whole = plain(copy.deepcopy(model.config))
-    whole.load_state_dict(values)
+    # Assigned, so that each keeps its data type; tied ones are tied again.
+    whole.load_state_dict(values, assign=True)
+    whole.tie_weights()
+    is_trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in whole.named_parameters():
+        parameter.requires_grad_(is_trained[name])
+    whole.name_or_path = model.name_or_path
+    if model.can_generate():
+        whole.generation_config = copy.deepcopy(model.generation_config)
     return whole.train(model.training)
