@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 
 from hf_attn_dynamics import HeadwiseMistralForCausalLM, prune_heads
 from hf_attn_dynamics.models.head_gates import gates_of
+from hf_attn_dynamics.training.sharding import whole_model
 
 
 HEADS = {"roberta": "ForMaskedLM", "marian": "MTModel", "mistral": "ForCausalLM"}
@@ -90,7 +91,22 @@ def train(kind, folder, processes, rank):
     set_state_dict(again, optimizer, model_state_dict=weights, optim_state_dict=state)
     resumed = [step(again, optimizer, ids, noise, processes) for _ in range(STEPS - RESUMED)]
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return config, {"losses": losses, "resumed": resumed}, get_model_state_dict(again, options=options)
+    state = get_model_state_dict(again, options=options)
+    report = {"losses": losses, "resumed": resumed, "differing": differing_from_whole(again, state, rank)}
+    return config, report, state
+
+
+def differing_from_whole(model, state, rank):
+    """Names of parameters of a sharded model that the whole one does not have with the same values, or as frozen."""
+    next(model.parameters()).requires_grad_(False)
+    is_trained = {name: value.requires_grad for name, value in model.named_parameters()}
+    whole = whole_model(model)
+    found = dict(whole.named_parameters())
+    # The state is known to the first process only.
+    differing = [name for name, value in found.items() if rank == 0 and not torch.equal(value, state[name])]
+    differing += [name for name, value in found.items() if value.requires_grad != is_trained[name]]
+    tied = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
+    return differing + ["tied weights"] * (tied != model.config.tie_word_embeddings)
 
 
 def saved_and_pruned(kind, folder, config, state):

@@ -29,6 +29,7 @@ def test_a_sharded_model_is_trained_saved_and_pruned_as_one_that_is_not(reports,
     assert two["logits"] == pytest.approx(one["logits"], abs=1e-5)
     assert two["gates"] == pytest.approx(one["gates"], abs=1e-6)
     assert one["losses"][0] > one["losses"][-1]
+    assert one["differing"] == two["differing"] == []
 
 
 @pytest.mark.parametrize("kind", ["roberta", "marian", "mistral"])
