@@ -130,7 +130,7 @@ class HeadTimeline:
         measurements: dict[int, dict[str, Any]] = {}
         for number, line in enumerate(lines, start=2):
             try:
-                step, statistic, site, _, head, written = line
+                step, statistic, site, layer, head, written = line
                 value = float(written) if written else math.nan
                 values = measurements.setdefault(int(step), {})
                 if not site:
@@ -140,9 +140,12 @@ class HeadTimeline:
                 # Rows are ordered by layer and head.
                 if int(head) == 0:
                     layers.append([])
+                is_next = (int(layer), int(head)) == (len(layers) - 1, len(layers[-1]))
                 layers[-1].append(value)
             except (AttributeError, IndexError, ValueError) as error:
                 raise ValueError(f"line {number} is not a record of a head: {','.join(line)}.") from error
+            if not is_next:
+                raise ValueError(f"line {number} has head {head} of layer {layer}, but the heads before it are missing.")
         for values in measurements.values():
             values |= {name: HeadScores(sites) for name, sites in values.items() if isinstance(sites, dict)}
         return cls(measurements)

@@ -193,7 +193,7 @@ def _weights_with(
     """Returns a function for attention and contributions in a sentence; adds those that fail to `not_measured`."""
 
     def batch(ids: list[int]) -> dict[str, torch.Tensor]:
-        return {"input_ids": torch.tensor([ids], device=model.device)}
+        return on_device(sentences.padded([ids]), model)
 
     settings = probe_settings(model) if "global" in contributions else {}
     # A short sentence shows which contributions the model supports.

@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.relations import OTHER_NAMES
 from .head_scores import Head
 from .heads.maps import attention_maps
+from .running import on_device
 from .sentences import Sentences
 
 
@@ -34,14 +36,18 @@ class Example(NamedTuple):
     text: str = ""
 
     def arcs(self) -> dict[str, list[list[list[int]]]]:
-        """Dependencies by relation, of a parsed sentence: indices of the tokens of the dependent and of its head."""
+        """Dependencies by relation, of a parsed sentence: indices of the tokens of the dependent and of its head.
+
+        Relations have their names in Universal Dependencies 2.
+        """
         arcs: dict[str, list[list[list[int]]]] = {}
         for dependent, head in enumerate(self.tree.heads if self.tree else ()):
             if head is None:
                 continue
             ends = [[index for index, word in enumerate(self.words) if word == one] for one in (dependent, head)]
             if all(ends):
-                arcs.setdefault(self.tree.relations[dependent], []).append(ends)
+                relation = self.tree.relations[dependent]
+                arcs.setdefault(OTHER_NAMES.get(relation, relation), []).append(ends)
         return arcs
 
 
@@ -61,7 +67,7 @@ def find_examples(
     found: dict[Head, list[tuple[float, AttentionExample]]] = {head: [] for head in roles}
     special = set() if sentences.tokenizer is None else set(sentences.tokenizer.all_special_ids)
     for sentence in (example_sentence(sentences, number) for number in numbers):
-        maps = attention_maps(model, {"input_ids": torch.tensor([sentence.ids], device=model.device)})
+        maps = attention_maps(model, on_device(sentences.padded([sentence.ids]), model))
         words = [written_token(token, sentences.tokenizer) for token in sentence.ids]
         ordinary = [index for index, token in enumerate(sentence.ids) if token not in special]
         for (kind, layer, head), role in roles.items():
@@ -98,7 +104,7 @@ def _weight_of_role(role: str, weights: torch.Tensor, sentence: Example) -> floa
     """Mean attention along the dependencies of a relation in a sentence, times the square root of their number."""
     relation, _, direction = role.partition(" ")
     along = []
-    for ends in sentence.arcs().get(relation, []):
+    for ends in sentence.arcs().get(OTHER_NAMES.get(relation, relation), []):
         queries, keys = ends if direction == "to head" else ends[::-1]
         along.append(weights[queries][:, keys].sum(-1).mean().item())
     return sum(along) / len(along) ** 0.5 if along else 0.0

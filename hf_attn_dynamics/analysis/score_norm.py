@@ -156,10 +156,16 @@ def recording_epochs(epochs: int, records: int) -> set[int]:
         epochs (`int`): Last epoch.
         records (`int`): Number of records of each kind.
 
+    Raises:
+        ValueError: if a number is less than 1.
+
     Example:
         >>> sorted(recording_epochs(100, 4))
         [0, 1, 5, 22, 25, 50, 75, 100]
     """
+    for name, value in (("epochs", epochs), ("records", records)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
     early = torch.logspace(0, math.log10(epochs), records).round().int().tolist()
     return {*range(0, epochs + 1, max(1, epochs // records)), *early}
 

@@ -17,7 +17,7 @@ from .attribution.rollout import value_weighted_attention
 from .contribution_names import CONTRIBUTIONS
 from .heads.maps import attention_maps
 from .reading_examples import example_sentence, written_token
-from .running import reader_of
+from .running import on_device, reader_of
 from .sentences import Sentences
 
 
@@ -220,7 +220,7 @@ def collect_maps(
     if weights_of is None:
 
         def weights_of(ids: list[int]) -> Measures:
-            return measured_weights(model, {"input_ids": torch.tensor([ids], device=model.device)})
+            return measured_weights(model, on_device(sentences.padded([ids]), model))
 
     found: list[SentenceMaps] = []
     for sentence in (example_sentence(sentences, number) for number in chosen_sentences(sentences, most)):

@@ -84,7 +84,7 @@ class Sentences:
         too_short, too_long (`int`): Number of sentences that are left out.
 
     Raises:
-        ValueError: if no sentence fits, or texts are given without a tokenizer.
+        ValueError: if no sentence fits, a sentence is a list of words, or texts are given without a tokenizer.
     """
 
     def __init__(
@@ -99,12 +99,19 @@ class Sentences:
         if isinstance(sentences, str):
             raise ValueError(f"{name} must be a list of sentences, got a single text; pass [text].")
         items = list(sentences)
-        texts = [_text_of(item) for item in items if not _is_encoded(item)]
+        texts = [_text_of(item, f"{name}[{number}]") for number, item in enumerate(items) if not _is_encoded(item)]
         if texts and tokenizer is None:
             tokenizer = tokenizer_of(model)
         self.tokenizer = tokenizer
         longest = min((limit for limit in (longest, longest_input(model)) if limit is not None), default=None)
-        tokens = iter(tokenizer(texts, verbose=False)["input_ids"] if texts else [])
+        found = tokenizer(texts, verbose=False) if texts else {"input_ids": []}
+        # Second texts of pairs are in segments of their own, in models that know segments.
+        self._segments = {
+            tuple(ids): segments
+            for ids, segments in zip(found["input_ids"], found.get("token_type_ids", ()))
+            if any(segments)
+        }
+        tokens = iter(found["input_ids"])
         encoded = [[int(one) for one in item] if _is_encoded(item) else next(tokens) for item in items]
         fits = [len(ids) >= shortest and (longest is None or len(ids) <= longest) for ids in encoded]
         self.too_short = sum(len(ids) < shortest for ids in encoded)
@@ -141,8 +148,13 @@ class Sentences:
         return batches_by_length(self.ids[:limit], batch_size)
 
     def padded(self, ids: Iterable[Sequence[int]]) -> dict[str, torch.Tensor]:
-        """A padded batch of sentences."""
-        return padded(ids, None if self.tokenizer is None else self.tokenizer.pad_token_id)
+        """A padded batch of sentences, with `token_type_ids` if the tokenizer gives pairs of texts several types."""
+        ids = list(ids)
+        batch = padded(ids, None if self.tokenizer is None else self.tokenizer.pad_token_id)
+        if self._segments:
+            types = [torch.tensor(self._segments.get(tuple(one), [0] * len(one))) for one in ids]
+            batch["token_type_ids"] = pad_sequence(types, batch_first=True)
+        return batch
 
     def batches(self, batch_size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
         """Padded batches of [`lists`]."""
@@ -170,10 +182,14 @@ def _is_encoded(item: Any) -> bool:
     return not isinstance(item, str) and not _is_parsed(item) and not (len(item) and isinstance(item[0], str))
 
 
-def _text_of(item: Any) -> str | tuple[str, str]:
+def _text_of(item: Any, name: str) -> str | tuple[str, str]:
     if _is_parsed(item):
         return item.text
-    return item if isinstance(item, str) else tuple(item)
+    if isinstance(item, str):
+        return item
+    if len(item) != 2:
+        raise ValueError(f"{name} is a list of {len(item)} strings; join words by spaces, or pass a pair of texts.")
+    return tuple(item)
 
 
 def _is_parsed(item: Any) -> bool:

@@ -40,7 +40,9 @@ def load_class_files(paths: Mapping[str, str | Path], encoding: str = "utf-8") -
         if not path.exists():
             raise FileNotFoundError(f"class {name}: {path} does not exist.")
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+            files = sorted(file for file in path.rglob("*") if file.is_file())
+            # Neither hidden files nor those in hidden folders, such as copies that an editor keeps.
+            files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
             files = [file for file in files if kind_of(file) == ".txt"] or files
             found = [" ".join(" ".join(read_lines(file, encoding)).split()) for file in files]
         else:

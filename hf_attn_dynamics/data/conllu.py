@@ -57,7 +57,8 @@ class Tree:
             raise ValueError(f"{source} has no words.")
         for name in ("heads", "relations", "upos", "spans"):
             values = getattr(self, name)
-            if values and len(values) != len(self.words):
+            is_left_out = not values and name in ("upos", "spans")
+            if not is_left_out and len(values) != len(self.words):
                 raise ValueError(f"{source} has {len(self.words)} words, but {len(values)} {name}.")
         if fault := _fault(self.heads):
             index, reason = fault

@@ -393,7 +393,8 @@ def _bracketed(lines: Iterable[tuple[str, str]], group: str) -> list[Coreference
     parsed, entities = [], set()
     for source, line in lines:
         parts = re.split(r"\[([^][]+)\]", line)
-        if len(parts) < 5 or any(mark in part for part in parts for mark in "[]"):
+        is_named = all(_WORD.search(part) for part in parts[1::2])
+        if len(parts) < 5 or not is_named or any(mark in part for part in parts for mark in "[]"):
             raise ValueError(f"{source}: {line!r} needs an antecedent and a pronoun in square brackets.")
         spans, begin = [], 0
         for number, part in enumerate(parts):
@@ -402,7 +403,9 @@ def _bracketed(lines: Iterable[tuple[str, str]], group: str) -> list[Coreference
             begin += len(part)
         parsed.append((source, "".join(parts), spans))
         entities.add(_without_article(parts[1]))
-    pattern = re.compile(rf"\b(?:(?:the|an?) )?({'|'.join(sorted(map(re.escape, entities)))})\b", re.IGNORECASE)
+    # Longer names first: "king of Spain" before "king".
+    names = "|".join(map(re.escape, sorted(entities, key=lambda name: (-len(name), name))))
+    pattern = re.compile(rf"\b(?:(?:the|an?) )?({names})\b", re.IGNORECASE)
     items = []
     for source, text, spans in parsed:
         words = list(_WORD.finditer(text))

@@ -78,6 +78,9 @@ def learn_lexicon(
     Returns:
         `dict[str, str]`: name of the class of each word.
 
+    Raises:
+        ValueError: if there are not as many labels as texts.
+
     Example:
         >>> texts, labels = ["a fine film", "a fine plot", "a bore"], ["1", "1", "0"]
         >>> learn_lexicon(texts, labels, min_count=2)
@@ -85,6 +88,9 @@ def learn_lexicon(
         >>> learn_lexicon(texts, labels, min_count=2, known={"fine": "1", "a": "0", "bore": "0"})
         {'fine': '1', 'bore': '0'}
     """
+    texts, labels = list(texts), list(labels)
+    if len(texts) != len(labels):
+        raise ValueError(f"there are {len(texts)} texts, but {len(labels)} labels; give one label for each text.")
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for text, label in zip(texts, labels):
         # In the order of the text, so that ties do not depend on hashes.

@@ -235,7 +235,11 @@ def _read_conll(
     for number, line in enumerate(lines, 1):
         # White space other than the separator may be part of a word; with tabs, also spaces.
         cells = [cell.strip(" \r") for cell in line.split("\t" if "\t" in line else " ")]
-        cells = [cell for cell in cells if cell]
+        if "\t" in line and any(cells):
+            # Empty cells are columns, except after the last one.
+            cells = cells[: max(index for index, cell in enumerate(cells) if cell) + 1]
+        else:
+            cells = [cell for cell in cells if cell]
         if not cells or cells[0].startswith("-DOCSTART-"):
             if sentence:
                 yield sentence
@@ -252,6 +256,8 @@ def _read_conll(
                 f"line {number} of {path} has {len(cells)} columns, too few for token_column={token_column} and "
                 f"tag_column={tag_column}."
             )
+        if not cells[token_column]:
+            raise ValueError(f"line {number} of {path} has no word in token_column={token_column}.")
         sentence.append((cells[token_column], _checked(tag, tag_column, f"line {number} of {path}")))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 # These two can also be imported from here until 0.2.
+from .relations import is_relation
 from .token_targets import align_targets as align_targets
 from .token_targets import align_weights as align_weights
 from .token_targets import is_no_target
@@ -121,8 +122,9 @@ def tree_targets(
     unit_of = [first_with.setdefault(span, word) for word, span in enumerate(tree.spans or ())]
     found: list[list[int]] = [[] for _ in tree.words]
     for word, (head, relation) in enumerate(zip(tree.heads, tree.relations)):
-        names = {relation, relation.partition(":")[0]} if subtypes else {relation}
-        if head is None or unit_of[head] == unit_of[word] or (relations is not None and names.isdisjoint(relations)):
+        if head is None or unit_of[head] == unit_of[word]:
+            continue
+        if relations is not None and not any(is_relation(relation, one, subtypes) for one in relations):
             continue
         at, to = unit_of[word], unit_of[head]
         if direction == "dependent":

@@ -68,10 +68,15 @@ def test_a_file_gives_back_every_bit_and_removed_heads(tmp_path):
         ("0,confidence,encoder,0,0,0.1\n0,confidence,encoder,0,1,high\n", "line 3 is not a record of a head"),
         ("0,confidence,encoder,0,0\n", "line 2 is not a record of a head: 0,confidence,encoder,0,0"),
         ("0,confidence,encoder,0,1,0.5\n", "line 2 is not a record"),
+        ("0,confidence,encoder,1,0,0.5\n", "line 2 has head 0 of layer 1, but the heads before it are missing"),
+        (
+            "0,confidence,encoder,0,0,0.5\n0,confidence,encoder,0,2,0.5\n",
+            "line 3 has head 2 of layer 0, but the heads before it are missing",
+        ),
         ("0,confidence,,,,0.5\n0,confidence,encoder,0,0,0.5\n", "line 3 is not a record"),
         ("0,confidence,entrance,0,0,0.5\n", "the site 'entrance'"),
     ],
-    ids=["empty", "columns", "number", "short", "order", "both", "site"],
+    ids=["empty", "columns", "number", "short", "order", "layer", "gap", "both", "site"],
 )
 def test_what_is_no_timeline_is_refused_by_its_file(tmp_path, text, message):
     header = "" if "the columns" in message or "got" in message else "step,statistic,site,layer,head,value\n"

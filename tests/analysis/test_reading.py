@@ -179,6 +179,19 @@ def test_removed_heads_have_no_numbers(tokenizer):
     assert reading.summary()["heads"] == {"encoder": 6}
     assert reading["confidence"]["encoder"].isnan().nonzero().tolist() == [[1, 0], [1, 3]]
     assert not {("encoder", 1, 0), ("encoder", 1, 3)} & {*reading.examples}
+    assert reading["distance"].head_scores()["mean"]["encoder"].shape == (2, 4)
+    assert len(reading.rows()) == 8
+
+
+def test_pairs_of_texts_have_segments(model, tokenizer):
+    pairs, single = [("Dogs bark.", "Cats do not."), ("A text.", "B.")], "One text alone."
+    sentences = Sentences([*pairs, single], model, tokenizer)
+    for ids, types in zip(sentences.ids, tokenizer([*pairs])["token_type_ids"]):
+        assert sentences.padded([ids])["token_type_ids"].tolist() == [types]
+    assert not sentences.padded(sentences.ids)["token_type_ids"][2].any()
+    assert "token_type_ids" not in Sentences([single], model, tokenizer).padded([[5]])
+    with pytest.raises(ValueError, match=r"sentences\[1\] is a list of 3 strings; join words by spaces"):
+        Sentences(["a", ["the", "cat", "sat"]], model, tokenizer)
 
 
 def test_the_tokenizer_of_the_checkpoint_is_found(model, tokenizer, tmp_path):

@@ -15,6 +15,7 @@ from hf_attn_dynamics.analysis.score_norm import (
     attended_words,
     curve_error,
     harmonic_others,
+    recording_epochs,
     run_interval,
     score_norm_terms,
     share_by_bin,
@@ -283,3 +284,9 @@ def test_the_interval_of_an_accuracy_ends_at_one():
 def test_shares_are_those_of_a_histogram():
     shares = share_by_bin(torch.tensor([[0.0, 0.4, 1.0, 2.0], [1.5, 1.5, 1.5, 1.5]]), torch.tensor([0.0, 1.0, 2.0]))
     assert shares.tolist() == [[0.5, 0.5], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(("numbers", "message"), [((0, 1), "epochs must be at least 1"), ((10, 0), "records must be")])
+def test_nothing_to_record_is_refused(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        recording_epochs(*numbers)

@@ -15,6 +15,7 @@ from hf_attn_dynamics.data import (
     align_labels,
     classification,
     embedded_classification,
+    load_class_files,
     load_classification,
     load_texts,
 )
@@ -552,3 +553,10 @@ def test_labels_that_are_missing_or_no_classes_are_refused():
         align_labels(Dataset.from_dict({"label": [0, 1]}), ["a", "b"])
     with pytest.raises(ValueError, match="label_column 'kind' is not a column of the dataset; choose one of label"):
         align_labels(labelled(["a"]), ["a"], "kind")
+
+
+def test_hidden_folders_are_not_read(tmp_path):
+    for folder in ("good", "good/.ipynb_checkpoints", "bad"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "one.txt").write_text(folder)
+    assert load_class_files({"good": tmp_path / "good", "bad": tmp_path / "bad"})["text"][:] == ["good", "bad"]

@@ -219,3 +219,9 @@ def test_without_spacy_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
     with pytest.raises(ImportError, match="pip install spacy, python -m spacy download en_core_web_sm"):
         parse_with_spacy(["Dogs bark"])
+
+
+@pytest.mark.parametrize("left_out", [{"heads": ()}, {"relations": ()}])
+def test_a_tree_has_a_head_and_a_relation_for_each_word(left_out):
+    with pytest.raises(ValueError, match="a tree has 2 words, but 0 "):
+        Tree(**{"words": ("a", "b"), "heads": (None, 0), "relations": ("root", "x"), **left_out})

@@ -149,8 +149,18 @@ def test_winobias_is_read(tmp_path):
     assert third.antecedents[0].head == 5
 
 
+def test_the_longest_name_is_the_distractor(tmp_path):
+    file = tmp_path / "pro_stereotyped_type1.txt.dev"
+    file.write_text(
+        "1 [The king] slept because [he] was tired.\n2 [The king of Spain] slept because [he] was tired.\n"
+        "3 [The cook] met the king of Spain because [she] was invited.\n"
+    )
+    assert read(load_winobias(tmp_path)[2])[2] == ["the king of Spain"]
+
+
 @pytest.mark.parametrize(
-    "line", ["No brackets.", "[The cook] slept.", "[The cook] said [he slept.", "[A cook] [he] x]"]
+    "line",
+    ["No brackets.", "[The cook] slept.", "[The cook] said [he slept.", "[A cook] [he] x]", "[ ] said [he] slept."],
 )
 def test_a_broken_line_of_winobias_is_named(tmp_path, line):
     file = tmp_path / "mine.txt"

@@ -48,3 +48,8 @@ def test_a_rationale_has_the_words_of_the_class_at_their_characters():
     assert [text[start:end] for start, end in spans] == ["Fine", "and", "(dull),", "but", "fine!"]
     assert weights == [1, 0, 0, 0, 1]
     assert rationale(text, "0", lexicon)[1] == [0, 0, 1, 0, 0]
+
+
+def test_texts_without_labels_are_refused():
+    with pytest.raises(ValueError, match="there are 2 texts, but 1 labels"):
+        learn_lexicon(["a", "b"], ["0"], min_count=1)

@@ -56,6 +56,14 @@ def test_words_between_tabs_may_have_spaces(tmp_path):
     assert sentences["tags"][:] == [["B-LOC", "O"], ["O"]]
 
 
+def test_empty_cells_between_tabs_are_columns(tmp_path):
+    # The first column is filled in the first row of a sentence only.
+    rows = "Sentence: 1\tAda\tNNP\tB-PER\t\n\tsaw\tVBD\tO\n\t\t\t\nSentence: 2\tJimma\tNNP\tB-LOC\n"
+    sentences = load(tmp_path / "a.txt", rows, token_column=1)
+    assert sentences["tokens"][:] == [["Ada", "saw"], ["Jimma"]]
+    assert sentences["tags"][:] == [["B-PER", "O"], ["B-LOC"]]
+
+
 @pytest.mark.parametrize("tags", [IOB1, IOB2, IOBES], ids=["IOB1", "IOB2", "IOBES"])
 def test_every_scheme_is_read_as_iob2(tags, tmp_path, caplog):
     assert iob2(tags) == IOB2
@@ -153,6 +161,7 @@ def test_sentences_without_words_are_dropped_with_one_warning(tmp_path, caplog):
             {"tag_column": "ner"},
             "tag_column must be an index, from 0, since .* has no header, got 'ner'",
         ),
+        ("a.txt", "2\t\tNN\tO\n", {"token_column": 1}, "line 1 of .*a.txt has no word in token_column=1"),
         ("a.csv", "tokens,tags\n", {}, "a.csv has an unsupported suffix"),
         ("a.jsonl", '{"tokens": ["a"], "tags": []}', {}, "row 1 of .*a.jsonl has 1 words, but 0 tags"),
         ("a.jsonl", '{"tokens": ["a"], "tags": [3]}', {}, r"'tags' in row 1 of .* is \[3\], not a list of strings"),

@@ -195,3 +195,8 @@ def test_items_attend_to_the_nearest_earlier_antecedent(tokenizer):
 def test_bad_words_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_relations_have_several_names():
+    tree = Tree(("eat", "it"), (None, 0), ("root", "dobj"))
+    assert tree_targets(tree, ["obj"]) == tree_targets(tree, ["dobj"]) == [None, 0]

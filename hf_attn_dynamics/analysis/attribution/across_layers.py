@@ -26,7 +26,7 @@ from ...models.head_roles import HeadLayer
 from ...models.number_checks import is_integer
 from ..model_views import ModelView
 from ..running import arguments_of, reader_of
-from .local import check_norm, head_projections, largest_singular_values
+from .local import check_norm, head_projections, largest_singular_values, weight_and_bias
 from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
@@ -348,8 +348,9 @@ class _PostNormLayer:
 
         self.attention_norm = _LayerNorm(block.attention.output.LayerNorm, state(block.attention.output.LayerNorm))
         self.output_norm = _LayerNorm(block.output.LayerNorm, state(block.output.LayerNorm))
-        self.up = block.intermediate.dense.weight.to(dtype)
-        self.down = block.output.dense.weight.to(dtype)
+        # Raises errors for adapters.
+        self.up = weight_and_bias(block.intermediate.dense, block)[0].to(dtype)
+        self.down = weight_and_bias(block.output.dense, block)[0].to(dtype)
         inner = state(block.intermediate.dense)
         # Derivative of the activation, which acts on single units.
         self.slope = torch.func.vjp(block.intermediate.intermediate_act_fn, inner)[1](torch.ones_like(inner))[0]
@@ -359,7 +360,7 @@ class _PostNormLayer:
             self.value = call.value[sentence][:, tokens]
             self.weights = call.weights[sentence][:, tokens[:, None], tokens]
             self.project = torch.cat([weight.flatten(0, 1) for weight, _ in head_projections(call)])
-            self.mix = call.layer.output.weight.to(dtype)
+            self.mix = weight_and_bias(call.layer.output, block)[0].to(dtype)
             gate = getattr(call.layer.module, "gate", None)
             if gate is not None:
                 self.mix = self.mix * gate.settled().to(dtype).repeat_interleave(call.layer.head_dim)

@@ -3,7 +3,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress, islice, repeat
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from scipy.sparse import csr_array
 
+from ..._files import write_bytes
 from ..notebook import MOST_ROWS, Html, html_table
 
 
@@ -201,8 +201,6 @@ class IbmModel1:
             ValueError: if the model is not fitted.
         """
         self._check_fitted()
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {
             "counts": self.counts.data,
             "columns": self.counts.indices,
@@ -214,9 +212,7 @@ class IbmModel1:
             "target_words": self.target_words,
             "skipped_pairs": self.skipped_pairs,
         }
-        temporary = path.with_name(f".{path.name}.part")
-        save_file(tensors, temporary, metadata={"ibm_model_1": json.dumps(words)})
-        os.replace(temporary, path)
+        write_bytes(path, save(tensors, metadata={"ibm_model_1": json.dumps(words)}))
 
     @classmethod
     def load(cls, path: str | Path) -> "IbmModel1":

@@ -90,8 +90,8 @@ def lexical_probe(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], chu
         [`LexicalProbe`]
 
     Raises:
-        ValueError: if the model has no lexical probe, labels are missing or have another shape, or `chunk_size` is out
-            of range.
+        ValueError: if the model has no lexical probe, labels are missing, have another shape or are no outputs, or
+            `chunk_size` is out of range.
 
     Example:
         >>> from hf_attn_dynamics import LstmConfig, LstmForSequenceClassification, lexical_probe
@@ -152,6 +152,8 @@ def _log_odds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Log-odds of the labels, which broadcast to all but the last dimension of the logits."""
     # In half precision, most words would have equal log-odds.
     logits = at_least_single(logits)
+    if (labels >= logits.shape[-1]).any():
+        raise ValueError(f"labels must be outputs from 0 to {logits.shape[-1] - 1}, got {int(labels.max())}.")
     correct = labels.clamp(min=0)[..., None]
     logits = logits.expand(*torch.broadcast_shapes(logits.shape[:-1], labels.shape), -1)
     correct = correct.expand(*logits.shape[:-1], 1)

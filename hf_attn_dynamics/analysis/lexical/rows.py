@@ -91,7 +91,7 @@ def ibm_rows(model: IbmModel1, batches: Sequence[Batch]) -> torch.Tensor:
             (ids[is_real].tolist(), labels[is_wanted].tolist())
             for ids, is_real, labels, is_wanted in zip(batch["input_ids"], real, batch["labels"], wanted)
         ]
-        for is_real, alpha in zip(real, model.alignment_probabilities(pairs)):
+        for is_real, alpha in zip(real.cpu(), model.alignment_probabilities(pairs)):
             rows = torch.zeros(len(alpha), len(is_real), dtype=torch.float64)
             rows[:, is_real] = torch.from_numpy(alpha)
             parts.append(rows.masked_fill(rows.sum(1, keepdim=True) == 0, torch.nan))

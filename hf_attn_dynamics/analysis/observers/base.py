@@ -397,7 +397,15 @@ class HeadMeans:
             call (`AttentionCall`): Layer of the sums.
             sums (`torch.Tensor` of shape `(heads, …)`): Sums over the queries, float64.
             counts (`torch.Tensor`): Number of summands; broadcasts to the shape of `sums`.
+
+        Raises:
+            ValueError: if heads of the layer have been removed in between.
         """
+        if call.site in self.sums and self.layers[call.site].heads != call.layer.heads:
+            raise ValueError(
+                f"{self.name} has seen other heads at {call.site} before; create a new observer after heads have been "
+                "removed."
+            )
         self.layers |= call.layers_by_site
         self.sums[call.site] = self.sums.get(call.site, 0) + sums
         self.counts[call.site] = self.counts.get(call.site, 0) + counts

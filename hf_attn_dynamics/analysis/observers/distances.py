@@ -34,10 +34,13 @@ class HeadDistances(Result):
             of the rows and columns of `distances`.
         distances (`dict[str, torch.Tensor]`): Mean Jensen–Shannon divergences of shape `(heads, heads)`, float64 on
             the CPU, in nats: symmetric, from 0 to ln 2, 0 on the diagonal.
+        shapes (`dict[str, tuple[int, int]]`, *optional*): Original number of layers and of heads in a layer; by
+            default up to the last ones of `heads`.
     """
 
     heads: dict[str, list[tuple[int, int]]]
     distances: dict[str, torch.Tensor]
+    shapes: dict[str, tuple[int, int]] | None = None
 
     columns = ["site", "layer", "head", "other_layer", "other_head", "distance"]
 
@@ -83,11 +86,12 @@ class HeadDistances(Result):
         return {"distances": partial(plot_head_distances, self)}
 
     def head_scores(self) -> dict[str, HeadScores]:
-        """One number per head: `mean`, the mean distance to the other heads of its kind; NaN for a single head."""
+        """One number per head: `mean`, the mean distance to the other heads of its kind; NaN for a single head and for
+        removed heads."""
         tables = {}
         for kind, labels in self.heads.items():
-            layers, heads = (max(numbers) + 1 for numbers in zip(*labels))
-            tables[kind] = torch.full((layers, heads), math.nan, dtype=torch.float64)
+            shape = (self.shapes or {}).get(kind) or [max(numbers) + 1 for numbers in zip(*labels)]
+            tables[kind] = torch.full([*shape], math.nan, dtype=torch.float64)
             means = self.distances[kind].sum(1) / (len(labels) - 1)
             for (layer, head), mean in zip(labels, means):
                 tables[kind][layer, head] = mean
@@ -131,6 +135,7 @@ class HeadDistance(Observer):
         self.heads: dict[str, list[tuple[int, int]]] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self.counts: dict[str, torch.Tensor] = {}
+        self.shapes: dict[str, tuple[int, int]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -146,6 +151,8 @@ class HeadDistance(Observer):
         kind = call.site.kind
         if kind not in self._rows:
             self._rows[kind] = sample_tokens(call.queries, self.rows_per_sentence, self.seed)
+            every = [layer for site, layer in call.layers_by_site.items() if site.kind == kind]
+            self.shapes[kind] = max(one.site.layer for one in every) + 1, max(one.num_heads for one in every)
         chosen = self._rows[kind][0].to(call.weights.device)
         _, heads, height, keys = call.weights.shape
         if call.site not in self._weights:
@@ -183,7 +190,9 @@ class HeadDistance(Observer):
         kinds = [kind for kind in SITE_KINDS if kind in self.sums]
         upper = {kind: self.sums[kind].cpu() / self.counts[kind].cpu() for kind in kinds}
         return HeadDistances(
-            {kind: list(self.heads[kind]) for kind in kinds}, {kind: table + table.T for kind, table in upper.items()}
+            {kind: list(self.heads[kind]) for kind in kinds},
+            {kind: table + table.T for kind, table in upper.items()},
+            dict(self.shapes),
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...data.relations import is_relation
 from ...models.head_roles import HeadLayer
 from ...models.head_sites import HeadSite
 from ..head_scores import tabulate
@@ -30,8 +31,6 @@ DIRECTIONS = (TO_HEAD, TO_DEPENDENT)
 # Reasons to skip sentences, cases and relations.
 TOO_LONG, UNKNOWN, WITHOUT_TOKENS = "too long", "unknown sentence", "word without tokens"
 IN_NO_TREE = "relation in no tree"
-# Names in Universal Dependencies 1 and in spaCy's English models of relations in Universal Dependencies 2.
-OTHER_NAMES = {"dobj": "obj", "nsubjpass": "nsubj:pass", "csubjpass": "csubj:pass", "auxpass": "aux:pass"}
 
 
 class SyntacticRoles(Observer):
@@ -238,9 +237,7 @@ class _Sentence:
 
 def _matching(relation: str, relations: list[str], subtypes: bool) -> list[str]:
     """Those of `relations` that match a relation of a tree."""
-    relation = OTHER_NAMES.get(relation, relation)
-    names = {one: OTHER_NAMES.get(one, one) for one in relations}
-    return [one for one, name in names.items() if relation == name or (subtypes and relation.startswith(f"{name}:"))]
+    return [one for one in relations if is_relation(relation, one, subtypes)]
 
 
 def _sentence(

@@ -202,11 +202,13 @@ class Comparison:
         Args:
             limit (`int`): Largest number of characters of all packed weights together.
         """
-        other = {_tokens(one): one for one in self.second.sentence_maps}
+        # Tokens of other scripts may all be written alike.
+        other = {(one.text, _tokens(one)): one for one in self.second.sentence_maps}
         found: list[SentenceMaps] = []
         left = limit
         for one in self.first.sentence_maps:
-            weights = other[_tokens(one)].weights.get(ATTENTION, {}) if _tokens(one) in other else {}
+            same = other.get((one.text, _tokens(one)))
+            weights = {} if same is None else same.weights.get(ATTENTION, {})
             shared = {kind: packed for kind, packed in weights.items() if kind in one.shapes}
             if shared:
                 one = one._replace(weights={**one.weights, COMPARED: shared})

@@ -281,3 +281,20 @@ def test_the_sum_of_embeddings_is_not_known_everywhere():
     model = tiny("gpt2", torch.float32)
     with pytest.raises(ValueError, match="source='embedding_sum' is not supported for GPT2LMHeadModel"):
         global_contribution(model, text_of(model), source="embedding_sum")
+
+
+def test_adapters_of_feed_forward_blocks_are_refused():
+    model = tiny("bert")
+    dense = first_block(body_of(model)).intermediate.dense
+
+    class Adapted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = dense.weight, dense.bias
+
+        def forward(self, states):
+            return 2 * dense(states)
+
+    first_block(body_of(model)).intermediate.dense = Adapted()
+    with pytest.raises(ValueError, match="merge adapters first, by PEFT's merge_and_unload"):
+        global_contribution(model, text_of(model))

@@ -155,10 +155,11 @@ def test_embeddings_are_taken_in_the_place_of_words():
             {"labels": CLASSES - 7},
             "labels must be outputs from 0 on, or -100 for none, got -7",
         ),
+        (tiny_lexical(CLASSIFIER), {"labels": CLASSES + 7}, r"labels must be outputs from 0 to \d, got \d"),
         (tiny_lexical(CLASSIFIER), {"input_ids": SOURCES}, "input_ids of the batch are a list, not a tensor"),
         (tiny_lexical(CLASSIFIER), {"input_ids": None}, "pass either input_ids or inputs_embeds"),
     ],
-    ids=["model", "labels", "chunk", "empty", "batches", "columns", "negative", "lists", "words"],
+    ids=["model", "labels", "chunk", "empty", "batches", "columns", "negative", "large", "lists", "words"],
 )
 def test_what_has_no_probe_is_refused(model, changes, message):
     batch = {**batch_for(CLASSIFIER), **changes}

@@ -666,6 +666,18 @@ def test_distances_of_other_heads_are_not_added_up():
         model(**batch)
 
 
+def test_means_of_other_heads_are_not_added_up():
+    model = tiny_model("bert", head="Model")
+    (batch,) = batches_for(model, ragged_sentences(2))
+    entropy = HeadEntropy()
+    with torch.no_grad(), observe(model, entropy):
+        model(**batch)
+    prune_heads(model, {0: [1]})
+    message = "has seen other heads at encoder layer 0 before; create a new observer after heads"
+    with torch.no_grad(), observe(model, entropy), pytest.raises(ValueError, match=message):
+        model(**batch)
+
+
 # --- a trained model -------------------------------------------------------------------------------------------------
 
 

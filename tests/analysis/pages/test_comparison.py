@@ -189,6 +189,19 @@ def test_sentences_have_both_attentions_where_tokens_are_equal():
     assert len(Comparison(first, second).sentences(limit - 1)) == 1
 
 
+def test_sentences_whose_tokens_are_written_alike_are_not_mixed_up():
+    def readings(name, scores):
+        some = [maps(["?", "?"], number)._replace(text=text) for number, text in enumerate(["one", "two"], scores)]
+        return replace(reading(name, [[0.1, 0.2]]), sentence_maps=some)
+
+    first, second = readings("a", 0), readings("b", 2)
+    found = Comparison(first, second).sentences()
+    assert len(found) == 2
+    for number, one in enumerate(found):
+        of_second = second.sentence_maps[number].unpacked()["encoder"]
+        assert torch.equal(one.unpacked(COMPARED)["encoder"], of_second)
+
+
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": 24}
 
 
