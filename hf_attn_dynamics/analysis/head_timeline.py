@@ -145,7 +145,9 @@ class HeadTimeline:
             except (AttributeError, IndexError, ValueError) as error:
                 raise ValueError(f"line {number} is not a record of a head: {','.join(line)}.") from error
             if not is_next:
-                raise ValueError(f"line {number} has head {head} of layer {layer}, but the heads before it are missing.")
+                raise ValueError(
+                    f"line {number} has head {head} of layer {layer}, but the heads before it are missing."
+                )
         for values in measurements.values():
             values |= {name: HeadScores(sites) for name, sites in values.items() if isinstance(sites, dict)}
         return cls(measurements)

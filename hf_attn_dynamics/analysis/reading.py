@@ -33,7 +33,7 @@ from .observers.token_roles import DuplicateTokens, RareWords
 from .reading_examples import AttentionExample, find_examples
 from .relevance.heads import head_relevance
 from .results import Result, to_json
-from .running import is_seq2seq, on_device
+from .running import arguments_of, is_seq2seq, on_device, reader_of
 from .sentence_maps import (
     Measures,
     SentenceMaps,
@@ -147,9 +147,11 @@ def read_heads(
     observers = _observers(sentences, relations, token_counts, frequent, not_measured)
     batches = list(sentences.batches(batch_size))
     start = time.perf_counter()
-    with torch.no_grad(), observe(model, *observers.values()) as seen:
+    # Without the logits, which may need more memory than all attention.
+    reader = reader_of(model)
+    with torch.no_grad(), observe(reader, *observers.values()) as seen:
         for batch in tqdm(batches, desc="heads", disable=not progress):
-            model(**on_device(batch, model))
+            reader(**arguments_of(reader, batch))
     results = _successful({name: partial(_with_cases, seen, name) for name in observers}, not_measured)
     seconds = time.perf_counter() - start
 

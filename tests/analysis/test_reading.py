@@ -11,6 +11,7 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
+    BertForMaskedLM,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
@@ -264,3 +265,12 @@ def test_contributions_that_a_model_does_not_support_are_named_and_left_out(toke
 def test_contributions_must_be_known(contributions, tokenizer):
     with pytest.raises(ValueError, match="contributions must be some of value_weighted, local, global, got"):
         read_heads(None, TEXTS, tokenizer, contributions=contributions)
+
+
+def test_logits_are_not_computed_for_attention(tokenizer):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
+    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes)).eval()
+    calls = []
+    model.cls.register_forward_pre_hook(lambda module, args: calls.append(module))
+    read_heads(model, TEXTS[:2], tokenizer)
+    assert not calls
