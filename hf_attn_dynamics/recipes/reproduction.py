@@ -77,11 +77,13 @@ KEYS = (
 VERDICTS = ("reproduced", "ordering only", "not", "not run")  # from best to worst
 HEADER = """# Reproduction
 
-Tables and figures of the five papers beside what this package gave, at the scale of a CPU core where nothing else is
-said. *Reproduced*: our value is theirs, or the claim holds as the paper states it. *Ordering only*: what is compared
-comes out in the same order, with other values or a weaker contrast. *Not*: it does not. All settings that were run are
-here; where there are several, each has a line of its own, and the worst decides. A setting that is left out says why,
-and does not count. {items} items: {total}.
+This page compares tables and figures of the five papers with the results of this package. Runs used one CPU core unless
+stated otherwise. *Reproduced*: our value equals the value of the paper, or the claim holds as the paper states it.
+*Ordering only*: the compared quantities have the same order, but other values or a weaker contrast. *Not*: the order
+differs. All settings that were run are here; if there are several, each has a line of its own, and the worst verdict
+counts for the item. Settings that are left out do not count; the table gives the reason.
+
+{items} items: {total}.
 
 Written by `python recipes/reproduction.py` from [reproduction.yaml](reproduction.yaml) and the summaries in
 [results](results/README.md), which says what `data` and `models/minilm` are in the commands."""
