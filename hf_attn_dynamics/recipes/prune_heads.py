@@ -354,7 +354,7 @@ def table_of_run(model: PreTrainedModel, training_args: PruneTrainingArguments) 
         )
 
     table = from_main_process(make)
-    if table.threads != torch.get_num_threads():
+    if table.device.startswith("cpu") and table.threads != torch.get_num_threads():
         raise ValueError(
             f"{record} was measured with {table.threads} CPU threads, not {torch.get_num_threads()}; resume with "
             f"--cpu_threads {table.threads}."
