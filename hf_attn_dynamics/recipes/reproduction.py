@@ -77,11 +77,11 @@ KEYS = (
 VERDICTS = ("reproduced", "ordering only", "not", "not run")  # from best to worst
 HEADER = """# Reproduction
 
-This page compares tables and figures of the five papers with the results of this package. Runs used one CPU core unless
-stated otherwise. *Reproduced*: our value equals the value of the paper, or the claim holds as the paper states it.
-*Ordering only*: the compared quantities have the same order, but other values or a weaker contrast. *Not*: the order
-differs. All settings that were run are here; if there are several, each has a line of its own, and the worst verdict
-counts for the item. Settings that are left out do not count; the table gives the reason.
+This page compares tables and figures of the five papers with the results of this package. Runs used one CPU core
+unless stated otherwise. *Reproduced*: our value equals the value of the paper, or the claim holds as the paper states
+it. *Ordering only*: the compared quantities have the same order, but other values or a weaker contrast. *Not*: the
+order differs. All settings that were run are here; if there are several, each has a line of its own, and the worst
+verdict counts for the item. Settings that are left out do not count; the table gives the reason.
 
 {items} items: {total}.
 

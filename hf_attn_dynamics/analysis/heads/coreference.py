@@ -270,8 +270,8 @@ class _Batch:
         keys = pieces_of_units([text.units for text in texts], length)
         means = mean_of_pieces(keys)
         # The last words may have no token of their own.
-        last = max(max(choices, default=0) for text in texts for q in text.questions for choices in (q.right, q.wrong))
-        units = max(keys.shape[-1], last + 1)
+        asked = [question for text in texts for question in text.questions]
+        units = max(keys.shape[-1], *(unit + 1 for one in asked for unit in (*one.right, *one.wrong)))
         keys = nn.functional.pad(keys, (0, units - keys.shape[-1]))
         rows = torch.zeros(len(texts), number, length)  # mean over the tokens of the mention's head word
         right, wrong = torch.zeros(2, len(texts), number, units, dtype=torch.bool)

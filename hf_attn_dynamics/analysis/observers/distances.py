@@ -48,6 +48,9 @@ class HeadDistances(Result):
         for kind, labels in self.heads.items():
             if self.distances[kind].shape != (len(labels), len(labels)):
                 raise ValueError(f"{len(labels)} heads, but distances of shape {tuple(self.distances[kind].shape)}")
+        if self.shapes is not None:
+            # Lists, in a file.
+            object.__setattr__(self, "shapes", {kind: tuple(shape) for kind, shape in self.shapes.items()})
 
     def embedding(self, kind: str, dimensions: int = 2) -> torch.Tensor:
         """Embeds the heads by classical multidimensional scaling: squared distances approximate the divergences.
