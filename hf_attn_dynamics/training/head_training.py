@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 from transformers import PreTrainedModel
-from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ..models.cost_table import CostTable
 from ..models.gate_costs import expected_cost
@@ -148,7 +147,8 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     def _check_sharding(self, model: PreTrainedModel) -> None:
         """Raises ValueError if gates are sharded so that their values are not known outside their forward pass."""
         is_fsdp1 = self.is_fsdp_enabled and not self.accelerator.is_fsdp2
-        if gates_of(model) and (is_fsdp1 or is_deepspeed_zero3_enabled()):
+        is_zero3 = self.is_deepspeed_enabled and self.accelerator.state.deepspeed_plugin.zero_stage == 3
+        if gates_of(model) and (is_fsdp1 or is_zero3):
             what = "version 1 of FSDP" if is_fsdp1 else "stage 3 of DeepSpeed's ZeRO"
             raise ValueError(
                 f"{what} shards gates, whose values are needed outside the forward pass: use FSDP2 (fsdp_version: 2), "

@@ -1,4 +1,5 @@
 import copy
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -14,7 +15,6 @@ from hf_attn_dynamics import (
     prune_closed_gates,
 )
 from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
-from hf_attn_dynamics.training import head_training
 from hf_attn_dynamics.training.gates import gate_noise
 
 
@@ -324,9 +324,22 @@ def test_gates_that_are_offloaded_are_refused_as_none_would_close(tmp_path, monk
         trainer(tmp_path, gated(), datasets.Dataset.from_list([]), guidance_weight=None, target_heads=3)
 
 
-def test_gates_that_are_sharded_beyond_reach_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(head_training, "is_deepspeed_zero3_enabled", lambda: True)
-    data = examples("MaskedLM")
-    trainer(tmp_path, build(guidance=None), data, guidance_weight=None)
-    with pytest.raises(ValueError, match="stage 3 of DeepSpeed's ZeRO shards gates"):
-        trainer(tmp_path, build(guidance=None, gates={}), data, guidance_weight=None)
+@pytest.mark.parametrize("way", ["version 1 of FSDP", "stage 3 of DeepSpeed's ZeRO"])
+def test_gates_that_are_sharded_beyond_reach_are_refused(tmp_path, way):
+    class Sharded(HeadwiseTrainer):
+        """Stands for a trainer with such a configuration, while it checks."""
+
+        def _check_sharding(self, model):
+            real = self.accelerator
+            plugin = SimpleNamespace(zero_stage=3)
+            self.accelerator = SimpleNamespace(is_fsdp2=False, state=SimpleNamespace(deepspeed_plugin=plugin))
+            self.is_fsdp_enabled, self.is_deepspeed_enabled = "FSDP" in way, "ZeRO" in way
+            try:
+                super()._check_sharding(model)
+            finally:
+                self.accelerator, self.is_fsdp_enabled, self.is_deepspeed_enabled = real, False, False
+
+    args = HeadwiseTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    Sharded(build(guidance=None), args)
+    with pytest.raises(ValueError, match=f"{way} shards gates"):
+        Sharded(build(guidance=None, gates={}), args)
