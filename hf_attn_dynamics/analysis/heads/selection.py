@@ -466,10 +466,9 @@ def exchanged(fisher: torch.Tensor, removed: torch.Tensor) -> torch.Tensor:
         gone, stays = removed.nonzero().flatten(), (~removed).nonzero().flatten()
         if not len(gone) or not len(stays):
             break
-        gone = _lowest(gone, diagonal - 2 * products)
-        stays = _lowest(stays, diagonal + 2 * products)
-        returns, leaves = (diagonal - 2 * products)[gone], (diagonal + 2 * products)[stays]
-        changes = returns[:, None] + leaves - 2 * fisher[gone[:, None], stays]
+        returns, leaves = diagonal - 2 * products, diagonal + 2 * products
+        gone, stays = _lowest(gone, returns), _lowest(stays, leaves)
+        changes = returns[gone, None] + leaves[stays] - 2 * fisher[gone[:, None], stays]
         place = int(changes.argmin())
         if float(changes.flatten()[place]) >= -tolerance:
             break
