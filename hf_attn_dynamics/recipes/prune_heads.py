@@ -194,7 +194,7 @@ class Pruning:
         data: dict[str, Any],
     ):
         self.task, self.folder, self.args, self.training_args, self.data = task, folder, args, training_args, data
-        self.measurements = Measurements(self.dense, args, training_args)
+        self.measurements = Measurements(folder / "dense", task.auto_class, args, training_args)
 
     def load(self, name: str) -> PreTrainedModel:
         """A model that the run has saved."""

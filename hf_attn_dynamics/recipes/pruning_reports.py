@@ -2,15 +2,18 @@
 """Results of `prune_heads`: measurements, summary, table, pictures and cards."""
 
 import dataclasses
-from collections.abc import Callable
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils import logging
 
-from .. import GateHistory, HeadReport, HeadwiseTrainingArguments, head_report
+from .. import GateHistory, HeadReport, HeadwiseTrainingArguments, head_report, headwise_model
 from .._processes import from_main_process
 from .._tables import format_table
 from ..analysis.plots.base import plot_gate_history, plot_gates, plot_heads_per_layer, plot_pruning_curve
@@ -18,6 +21,7 @@ from ..analysis.plots.parts import plot_parts_per_layer, plot_speedup_curve
 from ..hub.card import Metric, write_model_card
 from ..models.head_settings import GateSettings
 from .arguments.prune_heads import PruneArguments
+from .new_process import in_new_process
 from .pictures import draw
 from .pruning_goals import Goal, HeadGoal, SpeedupGoal
 from .pruning_tasks import PruningTask
@@ -31,33 +35,70 @@ LATENCY_TABLE = "latency_table.json"
 CHOSEN_BY = {"michel": "importance", "fisher": "Fisher information", "random": "chance"}
 
 
+def measure_saved(
+    model: Path, dense: Path, auto_class: str, requests: Sequence[tuple[int, int | None, str]], threads: int
+) -> list[HeadReport]:
+    """Reports of a saved model on the CPU.
+
+    Args:
+        model, dense (`Path`): Folders of the pruned model and of the dense one.
+        auto_class (`str`): Auto class of both.
+        requests (`list[tuple[int, int, str]]`): Batch size, length and phase of each report, see [`head_report`].
+        threads (`int`): Number of CPU threads.
+    """
+    logging.disable_progress_bar()
+    pruned, whole = (headwise_model(folder, auto_class) for folder in (model, dense))
+    return [
+        head_report(pruned, batch=batch, length=length, dense=whole, phase=phase, threads=threads)
+        for batch, length, phase in requests
+    ]
+
+
 class Measurements:
     """Reports of pruned models beside the dense one, each measured by one process for all.
 
+    On CPUs, this is a new process: passes of small models take up to a tenth longer in one that has trained, the
+    pruned model more so than the dense one.
+
     Args:
-        dense (callable): Returns the dense model.
+        dense (`Path`): Folder of the dense model.
+        auto_class (`str`): Auto class of the models.
     """
 
     def __init__(
         self,
-        dense: Callable[[], PreTrainedModel],
+        dense: Path,
+        auto_class: str,
         args: PruneArguments,
         training_args: HeadwiseTrainingArguments,
     ):
-        self._dense, self._device, self._is_decoder = dense, training_args.device, args.task == "causal-lm"
+        self._dense, self._auto_class = dense, auto_class
+        self._device, self._is_decoder = training_args.device, args.task == "causal-lm"
         self._shape = training_args.latency_batch, training_args.latency_length
         self._more_shapes = args.more_shapes()
 
-    def report(self, model: PreTrainedModel, batch: int, length: int | None, phase: str = "forward") -> HeadReport:
-        return from_main_process(
-            lambda: head_report(
-                model, batch=batch, length=length, device=self._device, dense=self._dense(), phase=phase
-            )
-        )
+    def reports(self, model: PreTrainedModel, *requests: tuple[int, int | None, str]) -> list[HeadReport]:
+        """A report for each batch size, length and phase."""
+
+        def make() -> list[HeadReport]:
+            if self._device.type != "cpu":
+                dense = headwise_model(self._dense, self._auto_class)
+                return [
+                    head_report(model, batch=batch, length=length, device=self._device, dense=dense, phase=phase)
+                    for batch, length, phase in requests
+                ]
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                threads = torch.get_num_threads()
+                saved = Path(folder)
+                return in_new_process(measure_saved, saved, self._dense, self._auto_class, requests, threads)
+
+        return from_main_process(make)
 
     def first(self, model: PreTrainedModel) -> HeadReport:
         """Report on batches of the goal."""
-        return self.report(model, *self._shape)
+        [report] = self.reports(model, (*self._shape, "forward"))
+        return report
 
     def speedup(self, model: PreTrainedModel) -> float:
         """Speed-up on batches of the goal."""
@@ -65,12 +106,16 @@ class Measurements:
 
     def results(self, model: PreTrainedModel, goal: SpeedupGoal) -> dict[str, Any]:
         """Speed-ups of a model on all batches, and what is left of it."""
-        first, more = self.first(model), [self.report(model, *shape) for shape in self._more_shapes]
-        decoding = {}
+        requests = [(*shape, "forward") for shape in (self._shape, *self._more_shapes)]
         if self._is_decoder:
             batch, length = self._shape
             # One position is for the token that is decoded.
-            report = self.report(model, batch, length - 1, "decode")
+            requests.append((batch, length - 1, "decode"))
+        reports = self.reports(model, *requests)
+        first, *more = reports[: len(self._more_shapes) + 1]
+        decoding = {}
+        if self._is_decoder:
+            report = reports[-1]
             decoding = {"decoding_speedup": 1 / report.latency_ratio, "cache_bytes": report.cache_bytes_pruned}
         return decoding | {
             "target": goal.speedup,

@@ -21,7 +21,6 @@ A sweep is a YAML file:
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
 import runpy
@@ -30,7 +29,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from multiprocessing.connection import wait
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import NoneType
@@ -42,6 +40,7 @@ from .._tables import format_table
 from ..cli import main as run_of_package
 from . import JOBS
 from .arguments.parsing import read_yaml
+from .new_process import process_context
 from .reproduction import number_at
 from .run import SUMMARY, check_output_dir, read_summaries, write_yaml
 
@@ -239,7 +238,7 @@ def run_sweep(
     folder = _checked_folder(sweep, folder, resume)
     waiting = [run for run in sweep.runs() if not (folder / "runs" / run.name / SUMMARY).is_file()]
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    starter = _starter()
+    starter = process_context([__name__])
     running: dict[int, tuple[SweepRun, BaseProcess]] = {}
     failed: dict[str, str] = {}
     try:
@@ -308,16 +307,6 @@ def _flags(run: SweepRun, folder: Path, threads: int) -> list[str]:
 
 def _as_list(value: Any) -> list:
     return value if isinstance(value, list) else [value]
-
-
-def _starter() -> BaseContext:
-    """Starts a new process for each run, so that runs share no state."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    # The server has imported everything and touched no device, so that a forked run starts at once.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "transformers", "datasets", "hf_attn_dynamics.training", __name__])
-    return context
 
 
 def _is_of_package(recipe: str | Path) -> bool:

@@ -1,5 +1,6 @@
 """`prune_heads --target_speedup`: heads, units and blocks are removed until a speed-up is reached."""
 
+import copy
 import csv
 import dataclasses
 import json
@@ -11,10 +12,12 @@ from huggingface_hub import ModelCard
 from recipe_runs import Recipe
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hf_attn_dynamics import CostTable, count_flops_table
+from hf_attn_dynamics import CostTable, count_flops_table, head_report, headwise_model, prune_units
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.unit_roles import locate_units
-from hf_attn_dynamics.recipes import prune_heads
+from hf_attn_dynamics.recipes import prune_heads, pruning_reports
+from hf_attn_dynamics.recipes.arguments.prune_heads import PruneArguments
+from hf_attn_dynamics.recipes.prune_heads import PruneTrainingArguments
 from hf_attn_dynamics.recipes.pruning_goals import MEASUREMENT_MARGIN, SpeedupGoal
 from hf_attn_dynamics.recipes.pruning_reports import Measurements
 
@@ -43,7 +46,7 @@ class SlowerThanPredicted(Measurements):
     """Measured speed-ups that are 5 % below the predicted ones."""
 
     def speedup(self, model):
-        dense = self._dense()
+        dense = headwise_model(self._dense, self._auto_class)
         return 0.95 * count_flops_table(dense, *self._shape).speedup_of(model)
 
 
@@ -128,6 +131,32 @@ def test_a_run_that_is_resumed_measures_nothing_again(finished, text, monkeypatc
     flags = {**text, **TAUGHT, "target_speedup": "1.5 2.5", "latency_shapes": "1x8", "from_scratch": "true"}
     again = RECIPE.run(folder, **flags, resume="true")
     assert again["rows"] == summary["rows"]
+
+
+def test_times_on_a_cpu_are_measured_on_the_saved_model_in_a_process_of_its_own(finished, monkeypatch):
+    folder, _ = finished
+    args = PruneArguments(latency_shapes=["1x8"])
+    training_args = PruneTrainingArguments(latency_batch=2, latency_length=16, use_cpu=True, target_speedup=[2.0])
+    measurements = Measurements(folder / "dense", "AutoModelForSequenceClassification", args, training_args)
+    dense = AutoModelForSequenceClassification.from_pretrained(folder / "dense")
+    model = prune_units(copy.deepcopy(dense), {0: "0-15"})
+    expected = [head_report(model, *shape, dense=dense, threads=1) for shape in ((2, 16), (1, 8))]
+    # What is changed here does not reach the other process.
+    monkeypatch.setattr(pruning_reports, "head_report", None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        reports = measurements.reports(model, (2, 16, "forward"), (1, 8, "forward"))
+    finally:
+        torch.set_num_threads(threads)
+    for report, other in zip(reports, expected, strict=True):
+        times = ("latency_dense", "latency_pruned")
+        assert all(getattr(report, name) > 0 for name in times)
+        same = dataclasses.replace(other, **{name: getattr(report, name) for name in times})
+        assert report == same
+        assert report.threads == 1
+    with pytest.raises(ValueError, match="length is 99, but"):
+        measurements.reports(model, (1, 99, "forward"))
 
 
 @pytest.mark.parametrize("error", [1.1, 1.0, 0.9, 0.6])
