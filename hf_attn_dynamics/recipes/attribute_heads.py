@@ -6,10 +6,12 @@
         --text_column premise --text_pair_column hypothesis --max_examples 4000
     accelerate launch recipes/attribute_heads.py --model bert-base-uncased --data … --output_dir runs/mine --resume
 
-The recipe compares the attention of every head with the contributions of the layer's inputs (local) and of the
-model's input (global) to the head's output. As in the paper, it reads pairs of sentences with 6 to 64 tokens, from two
-columns of tables or from consecutive sentences. Encoders and decoders are supported; of an encoder–decoder model, the
-encoder is read. If the only tokenizer file of a checkpoint is a `vocab.json` of characters, text is read by character.
+The recipe compares the attention of every head with the contributions of the layer's inputs (local) and of the model's
+input (global) to the head's output. As in the paper, it reads pairs of sentences with 6 to 64 tokens, from two columns
+of tables or from consecutive sentences. Centers of mass of attention are also given between tokens that are not
+special: attention to `[CLS]` and `[SEP]` outweighs all else in some models. Encoders and decoders are supported; of an
+encoder–decoder model, the encoder is read. If the only tokenizer file of a checkpoint is a `vocab.json` of characters,
+text is read by character.
 
 Each metric of the claims of the paper has a 95 % interval from a bootstrap over texts: 1,000 times, as many texts as
 there are, drawn with replacement; of more than 200 texts, 200 groups of consecutive texts are drawn. A claim is judged
@@ -50,6 +52,7 @@ from .. import (
 from .._files import write_bytes
 from .._tables import format_table
 from ..analysis.attribution.claims import (
+    BETWEEN_WORDS,
     CLAIM_SUMS,
     COMPARED,
     MAPS,
@@ -134,12 +137,14 @@ class Measurement:
         model (`PreTrainedModel`): Model to read.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         limit (`int`): Largest offset of histograms by relative position.
-        settings (`dict`): Arguments of `global_contribution`.
+        norm (`str`): Norm of the contributions.
+        settings (`dict`): Further arguments of `global_contribution`.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     limit: int
+    norm: str
     settings: dict[str, Any]
 
     @property
@@ -154,8 +159,8 @@ class Measurement:
         return {
             "attention": attention_maps(self.model, batch)[self.kind],
             "value_weighted": value_weighted_attention(self.model, batch),
-            "local": local_contribution(self.model, batch),
-            "global": global_contribution(self.model, batch, on_sentence=on_sentence, **self.settings),
+            "local": local_contribution(self.model, batch, norm=self.norm),
+            "global": global_contribution(self.model, batch, norm=self.norm, on_sentence=on_sentence, **self.settings),
         }
 
     def sums(
@@ -179,7 +184,12 @@ class Measurement:
     def _sums(
         self, batch: dict[str, torch.Tensor], maps: dict[str, torch.Tensor], types: Sequence[torch.Tensor]
     ) -> Sums:
-        return {**self._correlations(maps), **self._positions(batch, maps), "types": counts_of(*types)}
+        return {
+            **self._correlations(maps),
+            **self._positions(batch, maps),
+            **self._between_words(batch, maps["attention"]),
+            "types": counts_of(*types),
+        }
 
     def _correlations(self, maps: dict[str, torch.Tensor]) -> Sums:
         sums = {}
@@ -205,6 +215,24 @@ class Measurement:
             sums[f"{name}.attention"] = (found.attention[self.kind] * occurrences).where(occurrences > 0, 0)
             sums[f"{name}.largest"] = found.largest[self.kind] * sums["tokens"]
         return sums
+
+    def _between_words(self, batch: dict[str, torch.Tensor], attention: torch.Tensor) -> Sums:
+        """Sums by relative position of the attention between tokens that are not special.
+
+        The weights of a query are divided by their sum over these tokens.
+        """
+        ids, mask = batch["input_ids"], batch["attention_mask"].bool()
+        words = mask & ~torch.isin(ids, ids.new_tensor(self.tokenizer.all_special_ids))
+        pairs = words[:, :, None] & words[:, None]
+        weights = attention.where(pairs[:, None], 0).double()
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(attention.dtype).tiny)
+        places = torch.arange(ids.shape[1], device=ids.device)
+        offsets = (places - places[:, None] + self.limit).flatten()
+        size = 2 * self.limit + 1
+        sums = weights.new_zeros(*weights.shape[:1], weights.shape[2], size)
+        sums.index_add_(-1, offsets, weights.sum(1).flatten(-2))
+        occurrences = weights.new_zeros(size).index_add_(0, offsets, pairs.sum(0).flatten().double())
+        return {f"{BETWEEN_WORDS}.attention": sums.cpu(), f"{BETWEEN_WORDS}.occurrences": occurrences.cpu()}
 
 
 def counts_of(types: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -323,7 +351,8 @@ def main(args: AttributeArguments) -> dict:
             raise ValueError(f"pairs: the tokenizer of {args.model!r} has no separator; use --pairs false.")
         sentences = Sentences(texts, model, tokenizer, args.min_length, args.max_length, name="data")
         settings = contribution_settings(args, model)
-        measurement = Measurement(model.to(run.state.device), tokenizer, args.max_length - 1, settings)
+        model = model.to(run.state.device)
+        measurement = Measurement(model, tokenizer, args.max_length - 1, args.norm, settings)
         # A short text shows whether the method supports the model.
         measurement.sums(sentences.padded([min(sentences.ids, key=len)]))
     sums, groups, seconds = measure(args, measurement, sentences, run.folder, run.state)
@@ -339,6 +368,7 @@ def main(args: AttributeArguments) -> dict:
         layers=len(findings.types),
         heads=int(findings.types.any(-1).any(-1).sum()),
         method=settings["method"],
+        norm=args.norm,
         pearson={name: found.pearson.mean() for name, found in findings.correlations.items()},
         spearman={name: found.spearman.mean() for name, found in findings.correlations.items()},
         claims={name: claim_result(claim) for name, claim in findings.claims().items()},
@@ -362,8 +392,13 @@ def claim_result(claim: Mapping[str, Any]) -> ClaimResult:
 
 def contribution_settings(args: AttributeArguments, model: PreTrainedModel) -> dict[str, Any]:
     """Arguments of `global_contribution`."""
-    is_wide = reader_of(model).config.hidden_size > WIDE
-    method = ("probes" if is_wide else "exact") if args.method == "auto" else args.method
+    is_estimated = reader_of(model).config.hidden_size > WIDE and args.norm != "spectral"
+    method = ("probes" if is_estimated else "exact") if args.method == "auto" else args.method
+    if args.norm == "spectral" and method == "probes":
+        raise ValueError(
+            "norm spectral needs whole Jacobians, of which probes are only some directions; use --method exact or "
+            "--norm frobenius."
+        )
     if method == "exact":
         refuse_flags(args, {"probes": "contributions to this model are computed exactly; use --method probes"})
     return {"method": method, "probes": args.probes, "chunk_size": args.chunk_size, "seed": args.seed}

@@ -16,7 +16,8 @@ The copying experiments of Snell et al. (2021). An LSTM encoder–decoder with a
 
 All models of a setting are trained as one stack, on sentences that are always new. Accuracy is the fraction of correct
 target words given the preceding ones, measured on each batch before the update. A model has learnt to copy at 0.99,
-and then stops. Models differ in their initial weights and their sentences; those of `heads` only in their heads.
+and then stops. Models differ in their initial weights and their sentences; those of `heads` only in their heads. What
+the paper leaves open has flags: `--optimizer`, `--embedding_std`, `--attention_scale` and `--share_embeddings`.
 
 Writes to `--output_dir`: `summary.json`, `config.yaml`, a JSON file per setting with the `curves` (accuracy at steps
 0, 1, … of each model), `copying.png` and `heads.png` (and SVG), and `models/` with the first model of each setting
@@ -57,8 +58,17 @@ def copying_model(
     """A model whose random weights a seed determines."""
     torch.manual_seed(seed)
     sizes = dict.fromkeys(("embedding_size", "hidden_size", "readout_size"), args.hidden_size)
-    config = LstmSeq2SeqConfig(vocab_size=task.vocab_size, num_attention_heads=heads, **sizes)
-    return LstmSeq2SeqForConditionalGeneration(config)
+    config = LstmSeq2SeqConfig(
+        vocab_size=task.vocab_size,
+        num_attention_heads=heads,
+        embedding_std=args.embedding_std,
+        share_encoder_decoder_embeddings=args.share_embeddings,
+        **sizes,
+    )
+    model = LstmSeq2SeqForConditionalGeneration(config)
+    with torch.no_grad():
+        model.attention.query.weight.mul_(args.attention_scale)
+    return model
 
 
 def model_with_heads(
@@ -81,7 +91,10 @@ def train_copying_stack(
 ) -> dict[int, list[float]]:
     """Trains models in place as one stack; returns their accuracies at steps 0, 1, …, by index of the model."""
     stack = LstmSeq2SeqStack(list(models.values()))
-    optimizer = torch.optim.Adam(stack.trained, lr=args.learning_rate)
+    if args.optimizer == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(stack.trained, lr=args.learning_rate)
+    else:
+        optimizer = torch.optim.SGD(stack.trained, lr=args.learning_rate, momentum=0.9)
     generators = {run: np.random.default_rng(args.seed + (0 if same_sentences else run)) for run in models}
     curves: dict[int, list[float]] = {run: [] for run in models}
     active = list(models)

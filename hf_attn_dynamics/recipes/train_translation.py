@@ -15,14 +15,17 @@ encoder has gates, the decoder is frozen from then on. `--guidance` is for model
 
 With `--early_stopping_patience`, the dense model, the pruned one and the one from scratch are each trained until the
 validation loss stops falling, and get their best weights; `--max_steps` and `--finetune_steps` are then the most.
+`--relevance_examples` computes the relevance of all heads of the dense model for its predictions by layer-wise
+relevance propagation (section 4; positive summands only), as fractions of their layer.
 
 Writes to `--output_dir`: `summary.json`, `table.csv` (as table 2 of the paper), `curve.png`, `heads.png`, `gates.png`,
-`gate_history.png` and `.svg` of each, `config.yaml` (the values of the run), and models with tokenizer, code and card:
-`dense/`, and `model-K/` with K heads or `model-penalty-λ/`. With `--push_to_hub true --hub_model_id USER/NAME`, the
-first `model-…/` is pushed to the Hub after everything is written.
+`gate_history.png` and, with `--relevance_examples`, `relevance.png`, and `.svg` of each, `config.yaml` (the values of
+the run), and models with tokenizer, code and card: `dense/`, and `model-K/` with K heads or `model-penalty-λ/`. With
+`--push_to_hub true --hub_model_id USER/NAME`, the first `model-…/` is pushed to the Hub after everything is written.
 """
 
 import copy
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,25 +34,30 @@ from typing import Any, ClassVar
 
 import numpy as np
 from accelerate import PartialState
-from transformers import AutoConfig, PreTrainedModel, TrainerCallback, set_seed
+from torch.utils.data import DataLoader
+from transformers import AutoConfig, DataCollatorForSeq2Seq, PreTrainedModel, TrainerCallback, set_seed
 
 from .. import (
     GateHistory,
     HeadwiseMarianConfig,
     HeadwiseMarianMTModel,
     HeadwiseSeq2SeqTrainer,
+    head_relevance,
     headwise_model,
 )
+from .._processes import from_main_process
 from .._tables import format_table
 from ..analysis.plots.base import (
     plot_gate_history,
     plot_gates,
+    plot_head_maps,
     plot_heads_per_layer,
     plot_pruning_curve,
 )
 from ..models.head_settings import GateSettings
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
+from ..training.sharding import whole_model
 from .arguments.base import check_names, flag
 from .arguments.train_translation import PRESETS, PruningArguments
 from .pictures import draw
@@ -245,6 +253,26 @@ def evaluate_with_heads(
     }
 
 
+def relevance_of_heads(
+    trainer: HeadwiseSeq2SeqTrainer, args: PruningArguments, corpus: TranslationCorpus
+) -> dict[str, list[list[float]]] | None:
+    """Relevance of the heads for the predictions of a translator, `{kind: [layer][head]}`; `None` if not wanted."""
+    if not args.relevance_examples:
+        return None
+    model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
+    # They are sorted by length.
+    pairs = corpus.validation.shuffle(seed=trainer.args.seed).take(
+        min(args.relevance_examples, len(corpus.validation))
+    )
+
+    def make() -> dict[str, list[list[float]]]:
+        collator = DataCollatorForSeq2Seq(corpus.tokenizer, model=model)
+        batches = DataLoader(pairs, trainer.args.per_device_eval_batch_size, collate_fn=collator)
+        return head_relevance(model, batches, rule="alpha_beta", progress=not trainer.args.disable_tqdm).to_dict()
+
+    return from_main_process(make)
+
+
 def prepare(
     args: PruningArguments, training_args: PruningTrainingArguments
 ) -> tuple[HeadwiseMarianConfig, TranslationCorpus, CorpusFacts, list[tuple[str, float | None, int | None]]]:
@@ -289,7 +317,7 @@ def main(args: PruningArguments, training_args: PruningTrainingArguments) -> dic
         )
         row = evaluate_with_heads(trainer.model, "dense", args, training_args, corpus)
         figures = {"steps": taken, "seconds_per_step": timer.figures()["seconds_per_step"]}
-        return {**row, **figures}, trainer, "dense"
+        return {**row, **figures, "relevance": relevance_of_heads(trainer, args, corpus)}, trainer, "dense"
 
     def make_pruned(name: str, penalty: float | None, keep: int | None):
         trainer, taken = prune_translator(f"model-{name}", penalty, keep, dense["steps"], args, training_args, corpus)
@@ -363,9 +391,19 @@ def summarise(
         seconds_per_step_dense=dense["seconds_per_step"],
         rows=[translation_row(row) for row in (dense, *pruned.values(), *scratch.values())],
         num_beams=args.num_beams,
+        relevance=dense.get("relevance"),
+        relevance_largest=relevance_of_layers(dense, max),
+        relevance_median=relevance_of_layers(dense, statistics.median),
         examples=side_by_side({"dense": dense, "pruned": first}),
         corpus=facts,
     )
+
+
+def relevance_of_layers(dense: dict[str, Any], of_layer: Callable[[list[float]], float]) -> dict[str, float] | None:
+    """A value of the relevance of the heads of each layer, mean over the layers of each kind of site."""
+    if dense.get("relevance") is None:
+        return None
+    return {kind: statistics.fmean(map(of_layer, layers)) for kind, layers in dense["relevance"].items()}
 
 
 def publish(
@@ -397,6 +435,10 @@ def publish(
     aim = f"λ = {penalty:g}" if keep is None else f"target: {keep} of {total} heads"
     threshold = GateSettings.from_dict({"variant": args.gate_variant}).threshold
     draw(plot_gates, folder / "gates.png", last, f"{title}; {aim}", threshold=threshold)
+
+    if dense.get("relevance") is not None:
+        relevance = {kind: np.asarray(layers) for kind, layers in dense["relevance"].items()}
+        draw(plot_head_maps, folder / "relevance.png", {"all heads": relevance}, "relevance in the layer", title=title)
 
     every = sum(map(sum, dense["layers"].values()))
     for model, row in {"dense": dense, **{f"model-{name}": row for name, row in pruned.items()}}.items():

@@ -146,6 +146,57 @@ def test_figures_are_those_of_sentences_alone(files, alone):
         torch.testing.assert_close(*pair, rtol=0, atol=1e-6, equal_nan=True)
 
 
+def test_attention_between_words_leaves_out_special_tokens(files, pairs):
+    """Against sums over single pairs of tokens."""
+    folder, summary = pairs
+    model, tokenizer = attribute_heads.load_model(*arguments(model=files / "headwise"))
+    sums, counts = torch.zeros(2, 4, 127, dtype=torch.float64), torch.zeros(127)
+    for one, two in zip(TEXTS[::2], TEXTS[1::2]):
+        encoded = tokenizer(one, two, return_tensors="pt")
+        ids = encoded["input_ids"][0].tolist()
+        if len(ids) > 64:
+            continue
+        words = [place for place, token in enumerate(ids) if token not in tokenizer.all_special_ids]
+        maps = attention_maps(model, dict(encoded))["encoder"][:, 0].double()
+        for query in words:
+            whole = sum(maps[:, :, query, key] for key in words)
+            for key in words:
+                sums[:, :, key - query + 63] += maps[:, :, query, key] / whole
+                counts[key - query + 63] += 1
+    found = AttributionFindings.load(folder / "findings.json")
+    expected = sums / counts
+    result = found.positions["attention_between_words"].attention["encoder"]
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-6, equal_nan=True)
+    centers = (expected.nan_to_num() * torch.arange(-63, 64)).sum(-1) / expected.nansum(-1)
+    claim = summary["claims"]["past_before_future"]
+    assert claim["early_center_between_words"] == pytest.approx(centers[0].mean().item(), abs=1e-4)
+    assert claim["late_center_between_words"] == pytest.approx(centers[1].mean().item(), abs=1e-4)
+
+
+def test_contributions_by_the_spectral_norm(files, tmp_path):
+    flags = {"data": files / "text.txt", "pairs": "false", "max_sentences": 2, "max_length": 64}
+    summary = run(tmp_path / "heads", model=files / "headwise", **flags, norm="spectral")
+    assert (summary["norm"], summary["method"]) == ("spectral", "exact")
+    model, tokenizer = attribute_heads.load_model(*arguments(model=files / "headwise"))
+    parts = []
+    for text in TEXTS[:2]:
+        batch = dict(tokenizer(text, return_tensors="pt"))
+        attention = attention_maps(model, batch)["encoder"]
+        parts.append(correlate(attention, global_contribution(model, batch, norm="spectral")))
+    expected = functools.reduce(operator.add, parts).pearson.mean()
+    assert summary["pearson"]["global"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_spectral_norm_needs_whole_jacobians(files, tmp_path, refused):
+    with refused("norm spectral needs whole Jacobians, of which probes are only some directions"):
+        run(
+            tmp_path / "heads", model=files / "headwise", data=files / "text.txt", norm="spectral", method="probes",
+            probes=4,
+        )  # fmt: skip
+    with refused("norm must be frobenius or spectral, got 'nuclear'"):
+        run(tmp_path / "heads", model=files / "headwise", data=files / "text.txt", norm="nuclear")
+
+
 def test_in_the_first_layer_local_and_global_are_the_same(pairs):
     folder, _ = pairs
     local, whole = (

@@ -1,4 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
+import functools
 import json
 from pathlib import Path
 
@@ -79,23 +80,53 @@ def test_models_have_cards(finished):
     assert f"| accuracy | {summary['control_accuracy'][0]:.3f} |" in card
 
 
-def test_a_run_is_that_of_the_model_alone(finished):
-    """Weights and sentences of run 1 depend on its number only; accuracy is that before each update."""
-    folder, _ = finished
-    args = parse_settings(**OF_WORDS)
+def curve_alone(args, optimizer):
+    """Accuracies of run 1 of `control`, whose model and sentences depend on its number only, trained by itself."""
     task, generator = args.task("control"), np.random.default_rng(1)
     model = learn_to_copy.copying_model(args, task, seed=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
-    expected = []
+    optimizer = optimizer(model.parameters(), lr=args.learning_rate)
+    curve = []
     for _ in range(6):
         sources, targets = map(torch.from_numpy, task.draw(8, generator))
         output = model(sources, labels=targets)
-        expected.append((output.logits.argmax(-1) == targets).float().mean().item())
+        curve.append((output.logits.argmax(-1) == targets).float().mean().item())
         optimizer.zero_grad()
         output.loss.backward()
         optimizer.step()
+    return curve
+
+
+def test_a_run_is_that_of_the_model_alone(finished):
+    """Accuracy is that before each update."""
+    folder, _ = finished
     found = json.loads((folder / "control.json").read_text())["curves"][1]
-    assert found == pytest.approx(expected, abs=1e-4)
+    assert found == pytest.approx(curve_alone(parse_settings(**OF_WORDS), torch.optim.Adam), abs=1e-4)
+
+
+OPEN = {"optimizer": "sgd", "learning_rate": 0.5, "embedding_std": 0.3, "share_embeddings": "false"}
+
+
+def test_what_the_paper_leaves_open_can_be_set(finished, tmp_path):
+    folder, _ = finished
+    run(tmp_path / "run", experiments="control", drawn_from=7, **OPEN)
+    found = json.loads((tmp_path / "run" / "control.json").read_text())["curves"][1]
+    sgd = functools.partial(torch.optim.SGD, momentum=0.9)
+    assert found == pytest.approx(
+        curve_alone(parse_settings(experiments="control", drawn_from=7, **OPEN), sgd), abs=1e-4
+    )
+    assert found != json.loads((folder / "control.json").read_text())["curves"][1]
+
+
+def test_initial_values_are_those_of_the_flags():
+    args, scaled = parse_settings(**OF_WORDS), parse_settings(**OF_WORDS, attention_scale=3, embedding_std=0.5)
+    one, other = (learn_to_copy.copying_model(each, args.task("control"), seed=4) for each in (args, scaled))
+    names = {"attention.query.weight": 3, "embeddings.weight": 0.5}
+    for name, value in one.state_dict().items():
+        factor = next((factor for part, factor in names.items() if part in name), 1)
+        torch.testing.assert_close(other.state_dict()[name], factor * value)
+    apart = parse_settings(**OF_WORDS, share_embeddings="false")
+    model = learn_to_copy.copying_model(apart, args.task("control"), seed=4)
+    assert model.num_parameters() == one.num_parameters() + 10 * 12
 
 
 def test_smaller_stacks_give_the_same_curves(finished, tmp_path):
@@ -197,6 +228,9 @@ def test_what_a_preset_has_is_not_asked_for(preset):
             {"experiments": "sorting"},
             "experiments must be among permutation, control, mixture, function, heads, got",
         ),
+        ({"optimizer": "lion"}, "optimizer must be adam or sgd, got 'lion'"),
+        ({"attention_scale": 0}, "attention_scale must be greater than 0, got 0.0"),
+        ({"embedding_std": -1}, "embedding_std must be greater than 0, got -1.0"),
         ({"drawn_from": 4, "experiments": "permutation function"}, "drawn_from must be more than length, 4, got 4"),
         ({"candidates": 8, "experiments": "heads"}, "candidates must be more than heads, 8, got 8"),
         (
@@ -215,6 +249,9 @@ def test_what_a_preset_has_is_not_asked_for(preset):
     ],
     ids=[
         "experiment",
+        "optimizer",
+        "attention",
+        "embeddings",
         "words",
         "candidates",
         "no words",

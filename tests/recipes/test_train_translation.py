@@ -1,5 +1,6 @@
 import csv
 import json
+import statistics
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from sacrebleu.metrics import BLEU
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translating import PAIRS, files, write_pairs
 
-from hf_attn_dynamics import HeadwiseMarianMTModel
+from hf_attn_dynamics import HeadwiseMarianMTModel, head_relevance
 from hf_attn_dynamics.recipes import train_translation, translation
 from hf_attn_dynamics.recipes.run import parse_yaml_or_flags
 from hf_attn_dynamics.recipes.summaries.train_translation import TranslationSummary
@@ -53,7 +54,8 @@ def finished(tmp_path_factory, text):
     """A run with two numbers of heads, each also from scratch, and a test text."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     test = {"test_source_file": text / "test.de", "test_target_file": text / "test.en"}
-    summary = run(flags(folder, text, keep=[6, 3], from_scratch="true", num_beams=2, languages=["de", "en"], **test))
+    more = {"num_beams": 2, "languages": ["de", "en"], "relevance_examples": 1000}
+    summary = run(flags(folder, text, keep=[6, 3], from_scratch="true", **more, **test))
     return folder, summary
 
 
@@ -126,6 +128,23 @@ def test_models_load_by_their_names_and_translate_as_the_summary_says(finished, 
             key = "dense" if name == "dense" else "pruned"
             assert hypotheses[sources.index(example["source"])] == example[key]
         assert row["parameters"] == sum(p.numel() for p in model.parameters())
+
+
+def test_relevance_is_that_of_the_dense_model_on_validation_pairs(finished, plain, text):
+    """Sentence by sentence."""
+    folder, summary = finished
+    model, tokenizer = translating.loaded(folder / "dense")
+    pairs = zip(*translating.lines(text, "valid"))
+    batches = [tokenizer(source, text_target=target, return_tensors="pt") for source, target in pairs]
+    expected = head_relevance(model, map(dict, batches), rule="alpha_beta")
+    for kind in ("encoder", "decoder", "cross"):
+        found = torch.tensor(summary["relevance"][kind], dtype=torch.float64)
+        torch.testing.assert_close(found, expected[kind], rtol=0, atol=1e-5)
+        assert summary[f"relevance_largest_{kind}"] == pytest.approx(found.amax(1).mean().item())
+        median = sum(statistics.median(row) for row in found.tolist()) / len(found)
+        assert summary[f"relevance_median_{kind}"] == pytest.approx(median)
+    assert (folder / "relevance.png").stat().st_size > 0
+    assert not any(key.startswith("relevance") for key in plain[1])
 
 
 def test_the_likelihood_is_that_of_the_model_without_smoothing(finished, text):

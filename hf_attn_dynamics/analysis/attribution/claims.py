@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..plots.attribution import MapExample
 
 MAPS = ("attention", "local", "global")
+# Attention between tokens that are not special, with rows that sum to 1 over these tokens.
+BETWEEN_WORDS = "attention_between_words"
 # Pairs of maps to correlate, by name of the result.
 COMPARED = {
     "local": ("attention", "local"),
@@ -53,6 +55,7 @@ ANSWERS = {True: "yes", False: "no"}
 CLAIM_SUMS = (
     *(f"{name}.{table}" for name in ("local", "global") for table in ("rows", "pearson", "spearman", "constant")),
     *("attention.attention", "global.attention", "occurrences", "types"),
+    *(f"{BETWEEN_WORDS}.{table}" for table in ("attention", "occurrences")),
 )
 
 
@@ -63,7 +66,8 @@ class AttributionFindings(Result):
     Args:
         kind (`str`): Kind of site of the heads.
         correlations (`dict[str, MapCorrelation]`): By the names of `COMPARED`.
-        positions (`dict[str, RelativeAttention]`): Histograms by relative position, by the names of `MAPS`.
+        positions (`dict[str, RelativeAttention]`): Histograms by relative position, by the names of `MAPS`, and that
+            of attention between tokens that are not special, `BETWEEN_WORDS`.
         types (`torch.Tensor` of shape `(layers, heads, types, types)`): Number of maps by type of the attention and
             type of the global contributions.
         resampled (`dict[str, dict[str, torch.Tensor]]`): By claim, its metrics in each bootstrap resample of the
@@ -84,7 +88,8 @@ class AttributionFindings(Result):
         Args:
             sums (`dict[str, torch.Tensor]`): For each of `COMPARED` the sums `NAME.rows`, `NAME.pearson`,
                 `NAME.spearman` (both times rows) and `NAME.constant`; for each of `MAPS` `NAME.attention` (times
-                `occurrences`) and `NAME.largest` (times `tokens`); `occurrences`, `tokens` and `types`. Correlations
+                `occurrences`) and `NAME.largest` (times `tokens`); `occurrences`, `tokens` and `types`; for
+                `BETWEEN_WORDS`, which has fewer pairs of tokens, `NAME.attention` and `NAME.occurrences`. Correlations
                 and maps without sums are left out; fractions of largest weights without sums are NaN.
             kind (`str`): Kind of site of the heads.
             groups ([`TextGroups`], *optional*): The sums `CLAIM_SUMS` of each text, to resample the texts if there are
@@ -96,9 +101,9 @@ class AttributionFindings(Result):
                 rows, constant = sums[f"{name}.rows"], sums[f"{name}.constant"]
                 tables = sums[f"{name}.pearson"] / rows, sums[f"{name}.spearman"] / rows, rows, constant
                 correlations[name] = MapCorrelation(*(HeadScores({kind: table}) for table in tables))
-        for name in MAPS:
+        for name in (*MAPS, BETWEEN_WORDS):
             if f"{name}.attention" in sums:
-                attention = sums[f"{name}.attention"] / sums["occurrences"]
+                attention = sums[f"{name}.attention"] / sums.get(f"{name}.occurrences", sums["occurrences"])
                 largest = sums.get(f"{name}.largest", torch.full_like(attention, math.nan)) / sums.get("tokens", 1)
                 positions[name] = RelativeAttention({kind: attention}, {kind: largest})
         findings = cls(kind, correlations, positions, sums["types"])
@@ -137,7 +142,8 @@ class AttributionFindings(Result):
             heads and above 0.85 for 90 %; the Spearman correlation is above 0.9 for 140 of 144 and above 0.95 for
             75 %.
         past_before_future: the center of mass of attention by relative position, averaged over heads and layers, is
-            negative in early and positive in late layers.
+            negative in early and positive in late layers. The centers without special tokens (`…_between_words`) do
+            not count: they show what attention to these tokens hides.
         global_is_uniform: by relative position, global contributions are closer to uniform than attention in every
             deep layer, and their mean distance is at most half as large. The distance is the total variation distance,
             averaged over heads.
@@ -212,6 +218,10 @@ class AttributionFindings(Result):
 
         centers = self.center("attention").nanmean(1)
         direction = {"early_center": centers[early].mean().item(), "late_center": centers[late].mean().item()}
+        if BETWEEN_WORDS in self.positions:
+            centers = self.center(BETWEEN_WORDS).nanmean(1)
+            direction["early_center_between_words"] = centers[early].mean().item()
+            direction["late_center_between_words"] = centers[late].mean().item()
 
         attended, contributed = (self.distance_to_uniform(name).nanmean(1)[deep] for name in ("attention", "global"))
         evenness = {"attention": attended.mean().item(), "global": contributed.mean().item()}
@@ -376,10 +386,15 @@ def attribution_drawings(
         plot_relative_maps,
     )
 
-    names = {"attention": "attention", "local": "contribution in the layer", "global": "contribution of the input"}
-    positions = {names[name]: findings.positions[name] for name in MAPS}
+    names = {
+        "attention": "attention",
+        "local": "contribution in the layer",
+        "global": "contribution of the input",
+        BETWEEN_WORDS: "attention between words",
+    }
+    positions = {names[name]: one for name, one in findings.positions.items()}
     counts = {names[name]: findings.type_counts(name).sum(1) for name in ("attention", "global")}
-    outer = {name: one for name, one in positions.items() if name != names["local"]}
+    outer = {names[name]: findings.positions[name] for name in ("attention", "global")}
     compared = {
         name: ("attention", names[name].replace("contribution", "contributions")) for name in ("global", "local")
     }

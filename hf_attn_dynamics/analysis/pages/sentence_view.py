@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 
+from ..attribution.claims import BETWEEN_WORDS
 from ..sentence_maps import ATTENTION, SentenceMaps
 from .html import HtmlPage
 
@@ -12,6 +13,7 @@ LABELS = {
     "value_weighted": "value-weighted attention",
     "local": "contribution in the layer",
     "global": "contribution of the input",
+    BETWEEN_WORDS: "attention between words",
 }
 
 

@@ -24,8 +24,11 @@ class AttributeArguments(ReadingArguments):
     min_length: int = flag(6, "Shortest text to read, in tokens.")
     max_length: int = flag(64, "Longest text to read, in tokens.")
     method: str = flag(
-        "auto", f"How to compute global contributions: exact, probes, or auto (exact up to a hidden size of {WIDE})."
+        "auto",
+        f"How to compute global contributions: exact, probes, or auto (exact up to a hidden size of {WIDE}, and for "
+        "the spectral norm).",
     )
+    norm: str = flag("frobenius", "Norm of the contributions: frobenius or spectral.")
     probes: int = flag(32, "Random directions per token for --method probes.")
     chunk_size: int = flag(768, "Tangents per chunk; lower it to save memory.")
     save_every: int = flag(1, "Save the sums after this many batches per process.")
@@ -38,6 +41,8 @@ class AttributeArguments(ReadingArguments):
             raise ValueError(f"min_length is {self.min_length}, but max_length {self.max_length}; lower it.")
         if self.method not in ("auto", "exact", "probes"):
             raise ValueError(f"method must be auto, exact or probes, got {self.method!r}.")
+        if self.norm not in ("frobenius", "spectral"):
+            raise ValueError(f"norm must be frobenius or spectral, got {self.norm!r}.")
         if self.text_pair_column is not None and not (self.data and self.pairs):
             missing = "data is not given" if self.pairs else "pairs is false"
             raise ValueError(

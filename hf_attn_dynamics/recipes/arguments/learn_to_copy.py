@@ -11,6 +11,7 @@ from .base import LoopArguments, PublishArguments, check_names, flag, refuse_fla
 
 
 EXPERIMENTS = ("permutation", "control", "mixture", "function", "heads")
+OPTIMIZERS = ("adam", "sgd")
 OF_WORDS = ("control", "function")  # experiments whose sentences are drawn from a larger vocabulary
 
 # Defaults of flags, by name; the first is used without --preset.
@@ -49,7 +50,11 @@ class CopyingArguments(PublishArguments, LoopArguments):
     drawn_from: int = flag(30, "Size of the vocabulary in the experiments control and function.")
     hidden_size: int = flag(64, "Size of embeddings, states and readout.")
     batch_size: int = flag(64, "New sentences per step.")
-    learning_rate: float = flag(3e-3, "Learning rate of Adam.")
+    optimizer: str = flag("adam", f"Optimizer: {' or '.join(OPTIMIZERS)} (with a momentum of 0.9).")
+    learning_rate: float = flag(3e-3, "Learning rate of the optimizer.")
+    embedding_std: float = flag(1.0, "Standard deviation of the initial embeddings.")
+    attention_scale: float = flag(1.0, "Factor of the initial weights of attention.")
+    share_embeddings: bool = flag(True, "Share the embeddings of encoder and decoder.")
     max_steps: int = flag(300, "Maximum number of updates per model.", earlier="steps")
     num_seeds: int = flag(8, "Number of models per setting, with consecutive seeds from --seed on.", earlier="runs")
     heads: int = flag(8, "Number of heads in the experiment heads.")
@@ -63,7 +68,9 @@ class CopyingArguments(PublishArguments, LoopArguments):
         super().__post_init__()
         check_names("experiments", self.experiments, EXPERIMENTS)
         self.check_at_least(1, "length", "hidden_size", "batch_size", "max_steps", "num_seeds", "heads", "stack_size")
-        self.check_positive("learning_rate")
+        self.check_positive("learning_rate", "embedding_std", "attention_scale")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be {' or '.join(OPTIMIZERS)}, got {self.optimizer!r}.")
         unread = {}
         if not set(OF_WORDS) & set(self.experiments):
             unread["drawn_from"] = f"only the experiments {' and '.join(OF_WORDS)} read it"

@@ -39,8 +39,13 @@ class PruningArguments(TranslationArguments):
         "have not lowered the validation loss, and take its best weights; the numbers of steps are the most.",
     )
 
+    relevance_examples: int = flag(
+        0, "Validation pairs to compute the relevance (LRP) of the heads of the dense model on; 0 skips it."
+    )
+
     least: ClassVar[dict[str, int]] = {
         **TranslationArguments.least,
+        "relevance_examples": 0,
         "gate_steps": 1,
         "finetune_steps": 0,
         "early_stopping_patience": 1,

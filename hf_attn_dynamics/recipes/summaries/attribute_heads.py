@@ -37,6 +37,7 @@ class AttributeSummary(Summary):
     layers: int = result("Number of layers.")
     heads: int = result("Number of heads.")
     method: str = result("How global contributions were computed: exact or probes.")
+    norm: str = result("Norm of the contributions: frobenius or spectral.")
     pearson: dict[str, float] = result(
         "Pearson correlation of attention with local and global contributions, and of value-weighted attention "
         "‖a·v‖ with local contributions (value_weighted); mean over heads."

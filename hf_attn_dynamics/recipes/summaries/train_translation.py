@@ -57,6 +57,21 @@ class TranslationSummary(Summary):
         "Wall-clock time of a step of the dense model in seconds, without evaluation and data loading."
     )
     rows: list[TranslationRow] = result("All models.")
+    relevance: dict[str, list[list[float]]] | None = result(
+        "With --relevance_examples: relevance of each head of the dense model, as a fraction of its layer; by kind of "
+        "site, layer and head.",
+        optional=True,
+    )
+    relevance_largest: dict[str, float] | None = result(
+        "With --relevance_examples: the largest relevance of a layer, mean over the layers of each kind of site.",
+        per=SITE_KINDS,
+        optional=True,
+    )
+    relevance_median: dict[str, float] | None = result(
+        "With --relevance_examples: the median relevance of a layer, mean over the layers of each kind of site.",
+        per=SITE_KINDS,
+        optional=True,
+    )
     num_beams: int = result("Number of beams.")
     examples: list[dict[str, str]] = result(f"{EXAMPLES}: source, target, and translations of dense and pruned.")
     corpus: CorpusFacts = included()

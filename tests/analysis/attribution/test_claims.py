@@ -144,7 +144,7 @@ def test_findings_are_saved_drawn_and_put_on_a_page(tmp_path):
 OTHER, BLOCK, DIAGONAL = (MAP_TYPES.index(name) for name in ("heterogeneous", "block", "diagonal"))
 
 
-def sums_of_text(rows=10.0, local=0.97, early=-1, late=1, blocks=(4, 0)):
+def sums_of_text(rows=10.0, local=0.97, early=-1, late=1, blocks=(4, 0), words=(-2, 2)):
     """Sums of a text as a model of six layers of two heads gives them, of which all claims hold by default.
 
     Args:
@@ -152,6 +152,7 @@ def sums_of_text(rows=10.0, local=0.97, early=-1, late=1, blocks=(4, 0)):
         local: Correlation with local contributions.
         early, late: Offset of all attention in the lower and the upper three layers.
         blocks: Number of the four early maps that are blocks and stay, and of those that are blocks and do not.
+        words: Offset of all attention between words in the lower and the upper three layers.
     """
     table = torch.ones(6, 2, dtype=torch.float64)
     far = table.clone()
@@ -164,6 +165,13 @@ def sums_of_text(rows=10.0, local=0.97, early=-1, late=1, blocks=(4, 0)):
     attention[:3, :, 2 + early] = rows
     attention[3:, :, 2 + late] = rows
     sums |= {"attention.attention": attention, "global.attention": 0.9 * rows / 5 + 0.1 * attention}
+    between = torch.zeros(6, 2, 5, dtype=torch.float64)
+    for layers, offset in zip((slice(3), slice(3, 6)), words):
+        between[layers, :, 2 + offset] = rows / 2
+    sums |= {
+        "attention_between_words.attention": between,
+        "attention_between_words.occurrences": sums["occurrences"] / 2,
+    }
     types = torch.zeros(6, 2, 5, 5, dtype=torch.float64)
     types[2:, :, DIAGONAL, OTHER] = 1
     stay, change = blocks
@@ -233,6 +241,19 @@ def test_metrics_of_resamples_are_those_of_resampled_sums():
     assert claims["past_before_future"]["holds_in"] == pytest.approx(holds.mean(), abs=0.05)
 
 
+def test_attention_between_words_is_measured_and_decides_nothing():
+    found = of_texts([sums_of_text(words=(2, -1))] * 30)
+    claim = found.claims()["past_before_future"]
+    assert (claim["holds"], claim["early_center"], claim["late_center"]) == (True, -1, 1)
+    assert claim["early_center_between_words"] == pytest.approx(2)
+    assert claim["late_center_between_words"] == pytest.approx(-1)
+    assert claim["intervals"]["early_center_between_words"] == pytest.approx([2, 2])
+    assert found.positions["attention_between_words"].attention["encoder"].nansum(-1) == pytest.approx(1)
+    legend = [text.get_text() for text in found.plot(what="centers").axes[0].get_legend().get_texts()]
+    assert legend == ["attention", "contribution of the input", "attention between words"]
+    assert found.to_pandas().center_attention_between_words.tolist() == pytest.approx([2] * 6 + [-1] * 6)
+
+
 def test_a_claim_about_which_resamples_disagree_is_undecided():
     found = of_texts([sums_of_text(early=early) for early in [-1] * 11 + [1] * 10])
     claim = found.claims()["past_before_future"]
@@ -249,7 +270,10 @@ def test_a_claim_about_which_resamples_disagree_is_undecided():
     _, rows = claim_table(found.claims(), found.not_judged())
     assert [row[1] for row in rows] == ["yes", f"not judged: {reason}", "yes", "yes", "yes"]
     assert rows[1][2] == f"{claim['holds_in']:.1%}"
-    assert f"early center: -0.05 [{low:.2f}, {high:.2f}]; late center: 1.00 [1.00, 1.00]" in rows[1][3]
+    assert (
+        f"early center: -0.05 [{low:.2f}, {high:.2f}]; late center: 1.00 [1.00, 1.00]; early center between"
+        in rows[1][3]
+    )
     shown = found._repr_html_()
     assert f"not judged: {reason}" in shown
     assert f"early center: -0.05 [{low:.2f}, {high:.2f}]" in shown
@@ -301,6 +325,12 @@ def test_resamples_are_saved_and_earlier_files_have_none(tmp_path):
     (tmp_path / "earlier.json").write_text(json.dumps(earlier))
     back = AttributionFindings.load(tmp_path / "earlier.json")
     claim = back.claims()["past_before_future"]
-    assert claim == {"holds": True, "early_center": pytest.approx(-1 / 21), "late_center": 1}
+    assert claim == {
+        "holds": True,
+        "early_center": pytest.approx(-1 / 21),
+        "late_center": 1,
+        "early_center_between_words": pytest.approx(-2),
+        "late_center_between_words": pytest.approx(2),
+    }
     _, rows = claim_table(back.claims(), back.not_judged())
     assert {row[2] for row in rows} == {"not measured"}
