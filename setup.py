@@ -40,6 +40,7 @@ TEST = [
     "onnxscript",
     "trl>=1.16; python_version >= '3.11'",
     "peft>=0.21",
+    "triton; sys_platform == 'linux'",
 ]
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0", "mkdocstrings-python>=2.0"]
 

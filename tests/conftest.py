@@ -20,6 +20,9 @@ import torch
 
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    # Read when a kernel is defined.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 # What Transformers logs as deprecated of its own calls, by regular expression.

@@ -2,17 +2,24 @@
 """The guidance loss: squared distance between a head's attention and its pattern (Deshpande & Narasimhan 2020), or
 another loss between them.
 
-Value and gradient are exact, and no attention matrix is stored: the forward pass computes both over blocks of rows.
+Value and gradient are exact, and no attention matrix is stored: the forward pass computes both over blocks of rows, or
+in Triton over tiles (`guidance_kernel`).
 """
 
+import logging
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 
 from .block_sizes import BLOCK_ELEMENTS, elements_on
+from .guidance_kernel import kernel_guidance, why_not_triton
 from .guidance_settings import LOSSES
 from .guidance_targets import LayerTargets
+
+
+logger = logging.getLogger(__name__)
 
 
 def _guidance_blocks(
@@ -305,13 +312,83 @@ def guided_hits(query: torch.Tensor, key: torch.Tensor, scaling: float, targets:
 _NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)
 
 
-_compiled_guidance_blocks = torch.library.custom_op(
-    f"{_NAMESPACE}::guidance_blocks", _guidance_blocks, mutates_args=()
-)
+def use_triton(kernel: str, query: torch.Tensor) -> bool:
+    """Whether Triton computes the loss, and not the loop over blocks.
+
+    Args:
+        kernel (`str`): One of `GUIDANCE_KERNELS`. `auto` takes Triton on GPUs where it is installed, compiles, and
+            agrees with the blocks on a small example.
+        query (`torch.Tensor`): The queries.
+
+    Raises:
+        ValueError: if `triton` cannot take these queries.
+    """
+    if kernel == "blocks":
+        return False
+    reason = why_not_triton(query)
+    if kernel == "auto":
+        return reason is None and query.is_cuda and _agrees(query.device, query.dtype, query.shape[-1])
+    if reason is not None:
+        raise ValueError(f"guidance_kernel='triton', but {reason}; set it to 'auto' or 'blocks'.")
+    return True
 
 
-@_compiled_guidance_blocks.register_fake
-def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient):
+@cache
+def _agrees(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether Triton gives the loss and the gradients of blocks on a device; if not, a warning says so, once."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(2, 1, 2, 70, head_dim, generator=generator).to(dtype)
+    row, ones = torch.arange(70), torch.ones(1, 70)
+    previous = [row.sub(1).clamp(min=0)[None, :, None], ones[..., None], ones, ones, 0 * ones, ones]
+    first = [row[None, :1, None], ones[:, :1, None], ones[:, :1], ones[:, :1], 0 * ones[:, :1], ones]
+
+    def arguments(exact: torch.dtype | None) -> tuple:
+        tensors = [*vectors, *previous, *first]
+        if exact is not None:
+            tensors = [one.to(exact) if one.is_floating_point() else one for one in tensors]
+        query, key, *groups = (one.to(device) for one in tensors)
+        return query, key, None, head_dim**-0.5, 0.0, None, (-1, 0), [0, 1, 2], groups, [0, 1], True
+
+    try:
+        found, expected = kernel_guidance(*arguments(None)), _guidance_blocks(*arguments(torch.float64))
+        errors = [(a.double() - b).abs().max() / b.abs().max() for a, b in zip(found[:3], expected)]
+        error = torch.stack(errors).max().item()
+        if error <= max(1e-5, 4 * torch.finfo(dtype).eps):
+            return True
+        reason = f"they differ by {error:.0e} from the exact loss"
+    except Exception as failure:
+        reason = f"{type(failure).__name__}: {failure}"
+    logger.warning(
+        f"The Triton kernels of guidance do not work on {device} in {dtype} ({reason}); the loss is computed over "
+        "blocks of rows instead, which is slower."
+    )
+    return False
+
+
+def _guidance(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    sinks: torch.Tensor | None,
+    scaling: float,
+    softcap: float,
+    key_mask: torch.Tensor | None,
+    band: Sequence[int],
+    starts: Sequence[int],
+    groups: Sequence[torch.Tensor],
+    losses: Sequence[int],
+    needs_gradient: bool,
+    kernel: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[`_guidance_blocks`], or the same in Triton, see [`use_triton`]."""
+    function = kernel_guidance if use_triton(kernel, query) else _guidance_blocks
+    return function(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient)
+
+
+_compiled_guidance = torch.library.custom_op(f"{_NAMESPACE}::guidance", _guidance, mutates_args=())
+
+
+@_compiled_guidance.register_fake
+def _(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient, kernel):
     dtype = torch.promote_types(query.dtype, torch.float32)
     shapes = (query.shape, key.shape) if needs_gradient else (0, 0)
     has_sinks = needs_gradient and sinks is not None
@@ -333,15 +410,16 @@ class _GuideHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, query, key, sinks, scaling, softcap, key_mask, band, heads, starts, losses, unit, replay, *groups
+        ctx, query, key, sinks, scaling, softcap, key_mask, band, heads, starts, losses, unit, replay, kernel, *groups
     ):
         needs_gradient = any(ctx.needs_input_grad[:3])
-        blocks = _compiled_guidance_blocks if torch.compiler.is_compiling() else _guidance_blocks
+        compute = _compiled_guidance if torch.compiler.is_compiling() else _guidance
         # The loss is float32 inside autocast too.
         with torch.autocast(query.device.type, enabled=False):
             key_heads = _key_heads(heads, query, key)
             own = query[:, heads], key[:, key_heads], None if sinks is None else sinks[heads]
-            value, *gradients = blocks(*own, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient)
+            of_layer = scaling, softcap, key_mask, band, starts, groups, losses
+            value, *gradients = compute(*own, *of_layer, needs_gradient, kernel)
         ctx.save_for_backward(unit, *gradients)
         ctx.heads, ctx.num_targets, ctx.replay = (heads, key_heads), len(groups), replay
         ctx.sizes = [stop - start for start, stop in zip(starts, starts[1:])]
@@ -380,7 +458,7 @@ class _GuideHeads(torch.autograd.Function):
         if ctx.has_sinks and factor is not None:
             by_sinks = sink_grad.new_zeros(ctx.num_heads[0])
             by_sinks[ctx.heads[0]] = sink_grad * factor.to(sink_grad.dtype)
-        return (*grads, by_sinks, *[None] * (9 + ctx.num_targets))
+        return (*grads, by_sinks, *[None] * (10 + ctx.num_targets))
 
 
 def _key_heads(heads: slice | torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> slice | torch.Tensor:
@@ -401,6 +479,7 @@ def guide_heads(
     replay: Callable[[], torch.Tensor | None] | None = None,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    kernel: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Guidance loss of one attention layer for each pattern or target: the weighted sum of `‖H − P‖²`, or of another
     loss between attention H and target P, over the rows of the heads that have it.
@@ -415,6 +494,7 @@ def guide_heads(
         softcap (`float`): Scores s are `softcap · tanh(s / softcap)` before the softmax; 0 for none.
         sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Score of each head for a key without a value, with
             which rows of attention sum to less than 1.
+        kernel (`str`): One of `GUIDANCE_KERNELS`, see [`use_triton`].
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor, torch.Tensor]`: query and key, which replace the inputs, and the losses of
@@ -434,5 +514,6 @@ def guide_heads(
         targets.losses,
         targets.unit,
         replay,
+        kernel,
         *targets.groups,
     )

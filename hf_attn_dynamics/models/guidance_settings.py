@@ -18,10 +18,12 @@ EDGE_ROWS = ("uniform", "zero")
 # Forms of targets that a batch brings, and losses between attention and a target.
 TARGET_FORMS = ("keys", "weights", "sparse")
 LOSSES = ("squared", "cross_entropy", "mass", "avoid")
+# What computes the guidance loss: Triton, a loop over blocks of rows, or Triton where it runs.
+GUIDANCE_KERNELS = ("auto", "triton", "blocks")
 COLUMN_PREFIX = "guidance_"
 WEIGHTS_SUFFIX = "_weights"
 # Names of targets whose columns would have the names of arguments or outputs of a forward pass.
-RESERVED_TARGETS = ("counts", "loss", "losses", "rows", "weight")
+RESERVED_TARGETS = ("counts", "kernel", "loss", "losses", "rows", "weight")
 # Patterns that attend to given tokens, and the settings with their ids.
 TOKEN_SET_PATTERNS = {"delim": "delimiter_token_ids", "period": "period_token_ids"}
 DEFAULT_PATTERNS = {

@@ -12,7 +12,7 @@ from .attention_distillation import AttentionInputs, taught_loss
 from .compat import call_after_backward
 from .cost_table import CostTable
 from .guidance_loss import guide_heads, guided_hits
-from .guidance_settings import check_guided_names
+from .guidance_settings import GUIDANCE_KERNELS, check_guided_names
 from .guidance_targets import GuidanceTargets, LayerTargets
 from .head_sites import HeadSite
 from .teacher_settings import TEACHER
@@ -26,6 +26,7 @@ class HeadRequest:
     output_guidance_loss: bool | None = None
     guidance_weight: float | torch.Tensor | Mapping[str, float | torch.Tensor] | None = None
     guidance_rows: torch.Tensor | None = None
+    guidance_kernel: str | None = None
     output_gate_penalty: bool | None = None
     gate_penalty_weight: float | torch.Tensor | None = None
     gate_cost: CostTable | None = None
@@ -50,6 +51,7 @@ class HeadRequest:
 
         Raises:
             ValueError: if a weight is given without labels, a weight is given for a name that no guided head has,
+                `guidance_kernel` is unknown or given without the guidance loss,
                 `guidance_rows` are given without the guidance loss of an encoder–decoder, `gate_cost` is given
                 without the gate penalty, or `teacher_attention` is missing, lacks a layer, or is given to a model that
                 learns from no teacher.
@@ -62,6 +64,16 @@ class HeadRequest:
                 raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
         if isinstance(self.guidance_weight, Mapping) and model.head_settings.guidance:
             check_guided_names("guidance_weight", self.guidance_weight, model.head_settings.guided_names)
+        if self.guidance_kernel is not None:
+            if self.guidance_kernel not in GUIDANCE_KERNELS:
+                raise ValueError(
+                    f"guidance_kernel must be one of {', '.join(GUIDANCE_KERNELS)}, got {self.guidance_kernel!r}."
+                )
+            if not self.guided:
+                raise ValueError(
+                    f"guidance_kernel is given to {name}, but only the guidance loss reads it: pass "
+                    "output_guidance_loss=True, or leave it out."
+                )
         if self.gate_cost is not None and not self.penalised:
             raise ValueError(
                 f"gate_cost is given to {name}, but only the gate penalty reads it: pass output_gate_penalty=True, or "
@@ -114,6 +126,7 @@ class HeadwiseCall:
         attention (`dict[HeadSite, AttentionInputs]`, *optional*): What they learn.
         unit_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform random numbers for the gates of the
             feed-forward block of each site.
+        kernel (`str`): What computes the guidance loss, one of `GUIDANCE_KERNELS`.
 
     Attributes:
         guidance_terms (`dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor]`): Terms of the guidance loss, by the
@@ -134,7 +147,9 @@ class HeadwiseCall:
         taught: Mapping[HeadSite, dict[int, int]] | None = None,
         attention: Mapping[HeadSite, AttentionInputs] | None = None,
         unit_noise: dict[HeadSite, torch.Tensor] | None = None,
+        kernel: str = "auto",
     ):
+        self.kernel = kernel
         self.taught, self.attention = taught or {}, attention or {}
         self.measured = dict(measured or {})
         self.hits: dict[str, torch.Tensor] = {}
@@ -178,7 +193,8 @@ class HeadwiseCall:
             return query, key
         softcap = kernel_arguments.get("softcap") or 0.0
         replay = partial(self.gradient_of_terms, targets.names) if self.finished else None
-        query, key, terms = guide_heads(query, key, scaling, targets, replay, softcap, kernel_arguments.get("s_aux"))
+        sinks = kernel_arguments.get("s_aux")
+        query, key, terms = guide_heads(query, key, scaling, targets, replay, softcap, sinks, self.kernel)
         self.add_terms(site, targets.names, terms)
         return query, key
 

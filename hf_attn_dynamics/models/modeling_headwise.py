@@ -73,6 +73,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Rows of the decoder and its
             cross-attention that the guidance loss is averaged over, for encoder–decoders given neither `labels` nor
             `decoder_attention_mask`; defaults to all rows.
+        guidance_kernel (`str`, *optional*): What computes the guidance loss: `triton`; `blocks`, a loop over blocks of
+            rows in PyTorch; or `auto` (default), Triton on GPUs where it is installed and compiles.
         output_gate_penalty (`bool`, *optional*): Return `gate_penalty`, the expected number of open heads and units,
             among those with gates: those whose gate and whose block's gate is open.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ; adds `λ · gate_penalty` to `loss`, and also
@@ -106,10 +108,10 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
     Raises:
         TypeError: for keywords that the stock forward pass or the kernel would ignore.
         ValueError: if the guidance loss or the gate penalty is requested from a model without guidance or gates, a
-            weight is given without labels, `guidance_rows` without guidance of an encoder–decoder, or an input longer
-            than the position embeddings; for a target that is missing or invalid; for empty batches and masks of
-            another shape; and, on CPUs, for tokens, token types, positions and labels out of range, see
-            [`check_integers`].
+            weight is given without labels, `guidance_rows` without guidance of an encoder–decoder, `guidance_kernel`
+            without the guidance loss or for tensors that Triton cannot take, or an input longer than the position
+            embeddings; for a target that is missing or invalid; for empty batches and masks of another shape; and, on
+            CPUs, for tokens, token types, positions and labels out of range, see [`check_integers`].
     """
 
     # The model divides its loss by the count that a trainer passes.
@@ -329,7 +331,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
                 )
             noise, unit_noise = self._noise_by_site(gates, request.gate_noise)
         taught = self.head_settings.taught_indices if request.guided else None
-        return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention, unit_noise)
+        kernel = request.guidance_kernel or "auto"
+        return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention, unit_noise, kernel)
 
     def _requested_sites(self, request: HeadRequest, gates: _Gates) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""

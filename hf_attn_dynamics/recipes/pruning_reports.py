@@ -72,7 +72,7 @@ class Measurements:
         args: PruneArguments,
         training_args: HeadwiseTrainingArguments,
     ):
-        self._dense, self._auto_class = dense, auto_class
+        self._dense, self._class_name = dense, auto_class
         self._device, self._is_decoder = training_args.device, args.task == "causal-lm"
         self._shape = training_args.latency_batch, training_args.latency_length
         self._more_shapes = args.more_shapes()
@@ -82,7 +82,7 @@ class Measurements:
 
         def make() -> list[HeadReport]:
             if self._device.type != "cpu":
-                dense = headwise_model(self._dense, self._auto_class)
+                dense = headwise_model(self._dense, self._class_name)
                 return [
                     head_report(model, batch=batch, length=length, device=self._device, dense=dense, phase=phase)
                     for batch, length, phase in requests
@@ -91,7 +91,7 @@ class Measurements:
                 model.save_pretrained(folder)
                 threads = torch.get_num_threads()
                 saved = Path(folder)
-                return in_new_process(measure_saved, saved, self._dense, self._auto_class, requests, threads)
+                return in_new_process(measure_saved, saved, self._dense, self._class_name, requests, threads)
 
         return from_main_process(make)
 

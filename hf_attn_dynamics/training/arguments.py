@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
+from ..models.guidance_settings import GUIDANCE_KERNELS
 from .schedules import GUIDANCE_SCHEDULES, GuidanceSchedules
 
 
@@ -71,6 +72,8 @@ class HeadwiseArguments:
             own schedules; those that it leaves out are `linear`.
         guidance_hold_steps (`int` or `dict[str, int]`, defaults to 0): Steps for which `hold_linear` and `hold` hold
             α_0; or a dictionary by pattern and target, or its JSON.
+        guidance_kernel (`str`, defaults to `"auto"`): What computes the guidance loss: `triton`; `blocks`, a loop over
+            blocks of rows in PyTorch; or `auto`, Triton on GPUs where it is installed and compiles.
         gate_penalty (`float`, defaults to 0): λ, the coefficient of the gate penalty.
         target_heads (`int`, *optional*): Number of gated heads to keep, instead of `gate_penalty`: exactly this number
             of gates are open after the last step, when it is evaluated and saved. Excludes `load_best_model_at_end`.
@@ -130,6 +133,10 @@ class HeadwiseArguments:
             "help": "Steps for which guidance_schedule=hold_linear or hold holds the initial weight; or a dictionary "
             "by pattern and target."
         },
+    )
+    guidance_kernel: str = field(
+        default="auto",
+        metadata={"help": f"What computes the guidance loss: {', '.join(GUIDANCE_KERNELS)} (Triton where it runs)."},
     )
 
     gate_penalty: float = field(default=0.0, metadata={"help": "Coefficient of the expected number of open gates."})
@@ -272,6 +279,10 @@ class HeadwiseArguments:
             steps = _number(name, 0 if steps is None else steps)
         self.guidance_schedule, self.guidance_hold_steps = "linear" if schedule is None else schedule, steps
         GuidanceSchedules(self.guidance_schedule, self.guidance_hold_steps)
+        if self.guidance_kernel not in GUIDANCE_KERNELS:
+            raise ValueError(
+                f"guidance_kernel must be one of {', '.join(GUIDANCE_KERNELS)}, got {self.guidance_kernel!r}."
+            )
 
     def _check_gates(self):
         for name in ("gate_penalty", "target_learning_rate", "gate_learning_rate"):

@@ -80,7 +80,8 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
                 )
             return [], None
         self._window.begin_step(self.state.global_step)
-        self._step = HeadStep(self._counts_of_step(samples, device))
+        counts = self._counts_of_step(samples, device)
+        self._step = HeadStep(counts, guidance_kernel=self._argument("guidance_kernel"))
         if self._hidden is not None:
             if not self._hidden.distances:
                 self._rehearsed(samples, num_items)
@@ -190,6 +191,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
             self.guidance_weight if self.is_guided and self.initial_guidance_weight is not None else None,
             self._heads.penalty if self._heads.penalised else None,
             gate_cost=self._heads.cost,
+            guidance_kernel=self._argument("guidance_kernel"),
         )
 
     def _loss_of_model(self, model: nn.Module, inputs: dict, step: HeadStep) -> tuple:
@@ -201,7 +203,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         lesson, counts, processes = self._lesson(inputs), self._counts_for(inputs, step), self._summed_processes
         # With the logits of a teacher, the head losses are added to what becomes of the task loss.
         weights = _requests(step) if self._distillation_weight else step.weights
-        arguments = {**inputs, **weights, **step.of_gates, **_attention(lesson, step), "return_dict": True}
+        arguments = {**inputs, **weights, **step.others, **_attention(lesson, step), "return_dict": True}
         arguments |= self._hidden_request
         if step.counts_hits:
             arguments["output_guided_hits"] = True
@@ -226,7 +228,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
     ) -> tuple:
         """The same for a loss that the trainer computes, to which head losses are added."""
         counts, weights, lesson = self._counts_for(inputs, step), step.weights, self._lesson(inputs)
-        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.of_gates, **_requests(step)}
+        arguments = {**inputs, **self._inputs_from_labels(inputs), **step.others, **_requests(step)}
         arguments |= {**_attention(lesson, step), **self._hidden_request, "return_dict": True}
         if self.is_guided and self._plain_model.target_columns:
             arguments |= {"guidance_counts": counts, "output_guided_hits": step.counts_hits}

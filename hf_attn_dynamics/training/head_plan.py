@@ -199,6 +199,7 @@ class HeadStep:
         counts (`dict[str, torch.Tensor]`): `num_items_in_batch` of the model: labels of each column, sentences and
             forward passes of the whole accumulated batch.
         guidance_weight (`float` or `dict[str, float]`, *optional*): α, or one by pattern and target.
+        guidance_kernel (`str`): What computes the guidance loss, one of `GUIDANCE_KERNELS`.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ.
         gate_noise (`torch.Tensor`, *optional*): Random numbers of all gates.
         gate_cost (`CostTable`, *optional*): Costs of which the gate penalty is the expectation.
@@ -214,6 +215,7 @@ class HeadStep:
     gate_cost: CostTable | None = None
     rehearsed: list[dict[str, torch.Tensor]] | None = None
     counts_hits: bool = False
+    guidance_kernel: str = "auto"
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -222,10 +224,13 @@ class HeadStep:
         return {name: weight for name, weight in weights.items() if weight is not None}
 
     @property
-    def of_gates(self) -> dict[str, Any]:
-        """Random numbers and costs of the gates, as arguments of the model."""
+    def others(self) -> dict[str, Any]:
+        """What the head losses need beside their weights, as arguments of the model."""
         cost = None if self.gate_penalty_weight is None else self.gate_cost
-        arguments = {"gate_noise": self.gate_noise, "gate_cost": cost}
+        # The default of models, which those of earlier versions do not take.
+        is_default = self.guidance_weight is None or self.guidance_kernel == "auto"
+        kernel = None if is_default else self.guidance_kernel
+        arguments = {"gate_noise": self.gate_noise, "gate_cost": cost, "guidance_kernel": kernel}
         return {name: value for name, value in arguments.items() if value is not None}
 
 

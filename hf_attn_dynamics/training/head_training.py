@@ -102,8 +102,8 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     """
 
     reads = (
-        "guidance_weight", "guidance_schedule", "guidance_hold_steps", "gate_penalty", "target_heads",
-        "target_speedup", "target_flops", "latency_table", "latency_batch", "latency_length",
+        "guidance_weight", "guidance_schedule", "guidance_hold_steps", "guidance_kernel", "gate_penalty",
+        "target_heads", "target_speedup", "target_flops", "latency_table", "latency_batch", "latency_length",
         "target_warmup", "target_learning_rate", "gate_learning_rate", "distillation_weight",
         "distillation_temperature", "hidden_distillation_weight", "hidden_distillation_layers",
     )  # fmt: skip

@@ -193,7 +193,7 @@ class TorchPruning:
             prune_num_heads=True,
             prune_head_dims=False,
             ignored_layers=kept,
-            output_transform=lambda output: output.logits.sum(),
+            output_transform=lambda output: output.logits,
         )
         pruner.step()
         model.zero_grad()

@@ -46,7 +46,7 @@ class SlowerThanPredicted(Measurements):
     """Measured speed-ups that are 5 % below the predicted ones."""
 
     def speedup(self, model):
-        dense = headwise_model(self._dense, self._auto_class)
+        dense = headwise_model(self._dense, self._class_name)
         return 0.95 * count_flops_table(dense, *self._shape).speedup_of(model)
 
 
