@@ -49,9 +49,7 @@ def test_an_earlier_checkpoint_gives_what_it_gave(folder):
     for name, value in expected.items():
         # Rounding depends on the CPU: what was written is up to 2e-6 of the largest value from the exact output.
         tolerance = 4e-6 * value.abs().max().item()
-        torch.testing.assert_close(
-            outputs[name].float(), value, rtol=1e-5, atol=tolerance, msg=lambda m: f"{name}: {m}"
-        )
+        torch.testing.assert_close(outputs[name].float(), value, rtol=1e-5, atol=tolerance)
 
 
 def test_there_is_a_checkpoint_of_every_kind_of_model():
