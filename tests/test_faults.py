@@ -274,7 +274,10 @@ def claimed_elsewhere(folder):
     """What another process is told that claims the folder, and ends."""
     code = f"from hf_attn_dynamics.recipes.run import begin_run; begin_run({str(folder)!r}, {{'seed': 2}})"
     (found,) = python(["-c", code])
-    return found.stderr.splitlines()[-1] if found.returncode == 2 else "claimed"
+    if found.returncode != 2:
+        return "claimed"
+    # Triton, which PyTorch imports, may write after it.
+    return next(line for line in found.stderr.splitlines() if "error: " in line)
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path):

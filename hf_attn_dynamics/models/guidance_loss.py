@@ -325,9 +325,11 @@ def use_triton(kernel: str, query: torch.Tensor) -> bool:
     """
     if kernel == "blocks":
         return False
+    if kernel == "auto" and not query.is_cuda:
+        return False
     reason = why_not_triton(query)
     if kernel == "auto":
-        return reason is None and query.is_cuda and _agrees(query.device, query.dtype, query.shape[-1])
+        return reason is None and _agrees(query.device, query.dtype, query.shape[-1])
     if reason is not None:
         raise ValueError(f"guidance_kernel='triton', but {reason}; set it to 'auto' or 'blocks'.")
     return True

@@ -17,7 +17,7 @@ from hf_attn_dynamics import (
     HeadwiseTrainer,
     HeadwiseTrainingArguments,
 )
-from hf_attn_dynamics.models import guidance_kernel, guidance_loss
+from hf_attn_dynamics.models import guidance_loss, guidance_triton
 from hf_attn_dynamics.models.guidance_kernel import kernel_guidance
 from hf_attn_dynamics.models.guidance_loss import _guidance_blocks
 from hf_attn_dynamics.models.guidance_settings import LOSSES
@@ -337,13 +337,14 @@ def test_why_triton_cannot_be_used_is_said(monkeypatch):
     ):
         with pytest.raises(ValueError, match=f"guidance_kernel='triton', but {reason}; set it to 'auto' or 'blocks'"):
             guidance_loss.use_triton("triton", other.to(DEVICE))
+    with monkeypatch.context() as patch:
+        patch.setattr(guidance_triton, "triton", None)
+        with pytest.raises(ValueError, match="but Triton is not installed; set it"):
+            guidance_loss.use_triton("triton", query.to(DEVICE))
+        assert not guidance_loss.use_triton("auto", query.to(DEVICE))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="but the tensors are on a CPU; set it"):
         guidance_loss.use_triton("triton", query)
-    monkeypatch.setattr(guidance_kernel, "triton", None)
-    with pytest.raises(ValueError, match="but Triton is not installed; set it"):
-        guidance_loss.use_triton("triton", query)
-    assert not guidance_loss.use_triton("auto", query)
 
 
 @pytest.mark.parametrize(
