@@ -176,8 +176,9 @@ class _Layer:
             (LOSSES[losses[i]], slice(start, stop), groups[6 * i : 6 * i + 6])
             for i, (start, stop) in enumerate(zip(starts, starts[1:]))
         ]
-        sizes = torch.tensor([stop - start for start, stop in zip(starts, starts[1:])], device=device)
-        self.group_of_head = torch.arange(len(losses), device=device, dtype=torch.int32).repeat_interleave(sizes)
+        # From a list: its size is known without asking the device.
+        of_heads = [i for i, (_, heads, _) in enumerate(self.layout) for _ in range(heads.start, heads.stop)]
+        self.group_of_head = torch.tensor(of_heads, dtype=torch.int32, device=device)
         self.has_columns = any(tensors[0].shape[1] == 1 for *_, tensors in self.layout)
         self.num_targets = max((t[0].shape[2] for *_, t in self.layout if t[0].shape[1] > 1), default=0)
         self.has_mass = any(loss in ("mass", "avoid") for loss, *_ in self.layout) and self.has_columns

@@ -18,7 +18,7 @@ EDGE_ROWS = ("uniform", "zero")
 # Forms of targets that a batch brings, and losses between attention and a target.
 TARGET_FORMS = ("keys", "weights", "sparse")
 LOSSES = ("squared", "cross_entropy", "mass", "avoid")
-# What computes the guidance loss: Triton, a loop over blocks of rows, or Triton where it runs.
+# What computes the guidance loss: Triton where it runs, Triton, or a loop over blocks of rows.
 GUIDANCE_KERNELS = ("auto", "triton", "blocks")
 COLUMN_PREFIX = "guidance_"
 WEIGHTS_SUFFIX = "_weights"
@@ -31,6 +31,12 @@ DEFAULT_PATTERNS = {
     "decoder": ["prev", "first"],
     "cross": ["self", "prev", "next", "first"],
 }
+
+
+def check_guidance_kernel(kernel: object) -> None:
+    """Raises ValueError unless it is one of `GUIDANCE_KERNELS`."""
+    if kernel not in GUIDANCE_KERNELS:
+        raise ValueError(f"guidance_kernel must be one of {', '.join(GUIDANCE_KERNELS)}, got {kernel!r}.")
 
 
 @dataclass(frozen=True)

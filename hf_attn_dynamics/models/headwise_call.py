@@ -12,7 +12,7 @@ from .attention_distillation import AttentionInputs, taught_loss
 from .compat import call_after_backward
 from .cost_table import CostTable
 from .guidance_loss import guide_heads, guided_hits
-from .guidance_settings import GUIDANCE_KERNELS, check_guided_names
+from .guidance_settings import check_guidance_kernel, check_guided_names
 from .guidance_targets import GuidanceTargets, LayerTargets
 from .head_sites import HeadSite
 from .teacher_settings import TEACHER
@@ -65,10 +65,7 @@ class HeadRequest:
         if isinstance(self.guidance_weight, Mapping) and model.head_settings.guidance:
             check_guided_names("guidance_weight", self.guidance_weight, model.head_settings.guided_names)
         if self.guidance_kernel is not None:
-            if self.guidance_kernel not in GUIDANCE_KERNELS:
-                raise ValueError(
-                    f"guidance_kernel must be one of {', '.join(GUIDANCE_KERNELS)}, got {self.guidance_kernel!r}."
-                )
+            check_guidance_kernel(self.guidance_kernel)
             if not self.guided:
                 raise ValueError(
                     f"guidance_kernel is given to {name}, but only the guidance loss reads it: pass "

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
-from ..models.guidance_settings import GUIDANCE_KERNELS
+from ..models.guidance_settings import GUIDANCE_KERNELS, check_guidance_kernel
 from .schedules import GUIDANCE_SCHEDULES, GuidanceSchedules
 
 
@@ -279,10 +279,7 @@ class HeadwiseArguments:
             steps = _number(name, 0 if steps is None else steps)
         self.guidance_schedule, self.guidance_hold_steps = "linear" if schedule is None else schedule, steps
         GuidanceSchedules(self.guidance_schedule, self.guidance_hold_steps)
-        if self.guidance_kernel not in GUIDANCE_KERNELS:
-            raise ValueError(
-                f"guidance_kernel must be one of {', '.join(GUIDANCE_KERNELS)}, got {self.guidance_kernel!r}."
-            )
+        check_guidance_kernel(self.guidance_kernel)
 
     def _check_gates(self):
         for name in ("gate_penalty", "target_learning_rate", "gate_learning_rate"):

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 MAPS = ("attention", "local", "global")
 # Attention between tokens that are not special, with rows that sum to 1 over these tokens.
 BETWEEN_WORDS = "attention_between_words"
+# Names of maps in pictures and pages.
+MAP_LABELS = {
+    "attention": "attention",
+    "local": "contribution in the layer",
+    "global": "contribution of the input",
+    BETWEEN_WORDS: "attention between words",
+}
 # Pairs of maps to correlate, by name of the result.
 COMPARED = {
     "local": ("attention", "local"),
@@ -386,17 +393,11 @@ def attribution_drawings(
         plot_relative_maps,
     )
 
-    names = {
-        "attention": "attention",
-        "local": "contribution in the layer",
-        "global": "contribution of the input",
-        BETWEEN_WORDS: "attention between words",
-    }
-    positions = {names[name]: one for name, one in findings.positions.items()}
-    counts = {names[name]: findings.type_counts(name).sum(1) for name in ("attention", "global")}
-    outer = {names[name]: findings.positions[name] for name in ("attention", "global")}
+    positions = {MAP_LABELS[name]: one for name, one in findings.positions.items()}
+    counts = {MAP_LABELS[name]: findings.type_counts(name).sum(1) for name in ("attention", "global")}
+    outer = {MAP_LABELS[name]: findings.positions[name] for name in ("attention", "global")}
     compared = {
-        name: ("attention", names[name].replace("contribution", "contributions")) for name in ("global", "local")
+        name: ("attention", MAP_LABELS[name].replace("contribution", "contributions")) for name in ("global", "local")
     }
     pictures = {
         **{

@@ -3,18 +3,12 @@
 
 from collections.abc import Sequence
 
-from ..attribution.claims import BETWEEN_WORDS
-from ..sentence_maps import ATTENTION, SentenceMaps
+from ..attribution.claims import MAP_LABELS
+from ..sentence_maps import SentenceMaps
 from .html import HtmlPage
 
 
-LABELS = {
-    ATTENTION: "attention",
-    "value_weighted": "value-weighted attention",
-    "local": "contribution in the layer",
-    "global": "contribution of the input",
-    BETWEEN_WORDS: "attention between words",
-}
+LABELS = {**MAP_LABELS, "value_weighted": "value-weighted attention"}
 
 
 def weights_menu(sentences: Sequence[SentenceMaps]) -> list[dict[str, str]]:
