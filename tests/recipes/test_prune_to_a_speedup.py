@@ -217,6 +217,14 @@ def test_units_alone_leave_all_heads(tmp_path, text, timed):
     assert not (tmp_path / "run" / "gates.png").exists()
 
 
+def test_a_model_pruned_by_scores_needs_no_training(tmp_path, text, timed):
+    untrained = {"num_train_epochs": 0, "gate_epochs": 0, "finetune_epochs": 0}
+    summary = RECIPE.run(tmp_path / "run", **text, **untrained, target_speedup=1.3, importance="fisher")
+    [row] = summary["rows"]
+    assert row["units"] < 128
+    assert row["accuracy"] == row["accuracy_untrained"]
+
+
 def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
     lines = [f"the {a} number {n} sat near the {b}" for a in ("cat", "dog") for n in range(12) for b in ("cow", "fox")]
     for name, part in (("train", lines), ("validation", lines[::5])):

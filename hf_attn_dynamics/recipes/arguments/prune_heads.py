@@ -41,7 +41,10 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
     )
     from_scratch: bool = flag(False, "Also train models with the same heads from random weights.")
     gate_epochs: float = flag(1.0, "Epochs of training with gates.")
-    finetune_epochs: float = flag(1.0, "Epochs of training after pruning.")
+    finetune_epochs: float = flag(
+        1.0,
+        "Epochs of training after pruning by gates; in other ways, a model is trained for the sum of both.",
+    )
     importance_examples: int = flag(1024, "Training examples to compute the importance of heads and units on.")
     gate_variant: str = flag("paper", f"Variant of the gates: {' or '.join(VARIANTS)}.")
     latency_shapes: list[str] | None = flag(
@@ -91,9 +94,9 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
         self.check_at_least(1, "importance_examples", "num_key_value_heads")
         if self.gate_variant not in VARIANTS:
             raise ValueError(f"gate_variant must be {' or '.join(VARIANTS)}, got {self.gate_variant!r}.")
-        if self.gate_epochs <= 0 or self.finetune_epochs < 0:
+        if self.gate_epochs < 0 or self.finetune_epochs < 0:
             raise ValueError(
-                f"gate_epochs must be above 0 and finetune_epochs at least 0, got {self.gate_epochs} and "
+                f"gate_epochs and finetune_epochs must be at least 0, got {self.gate_epochs} and "
                 f"{self.finetune_epochs}."
             )
 
@@ -115,10 +118,12 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
         """Sets `importance` unless the user does.
 
         Raises:
-            ValueError: for flags that only the other kind of goal reads.
+            ValueError: for flags that only the other kind of goal reads, and gates without training.
         """
         default = ["gates", "fisher", "random"] if for_speedup else ["gates", "michel", "random"]
         self.importance = self.importance or default
+        if "gates" in self.importance and not self.gate_epochs:
+            raise ValueError("gate_epochs must be above 0 to train gates; set another importance or more epochs.")
         if for_speedup:
             refuse_flags(self, {"keep": "target_speedup says what to reach"})
             return
