@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .guidance_settings import target_columns
+from .guidance_settings import GuidanceSettings, target_columns
 from .guidance_targets import GuidanceTargets, Tokens
 from .head_losses import decoder_inputs_of
 from .head_settings import HeadSettings
 from .headwise_arguments import PACKING_ARGUMENTS
-from .ignored_labels import is_labelled
+from .ignored_labels import IGNORED, is_labelled
+from .packing import BOUNDARIES, KERNEL_BOUNDARIES, Packing, packing_of
 from .pruned_attention import given_cache
 
 
@@ -36,7 +37,8 @@ def guidance_targets(
 
     Raises:
         ValueError: if no head is guided, or targets cannot be formed: with a cache in a decoder, with packed
-            sentences, without input ids where patterns read them, or without the columns of targets.
+            sentences in models of two stacks, in cross-attention or with a teacher, without input ids where patterns
+            read them, or without the columns of targets.
     """
     return _targets_of(model, settings, settings.guided_indices, batch, counts)
 
@@ -130,12 +132,8 @@ def _targets_of(
             "the guidance loss of a decoder needs the whole target, but with a cache it reads only a part of it: "
             "pass the whole target and no cache."
         )
-    for name in PACKING_ARGUMENTS:
-        if batch.get(name) is not None:
-            raise ValueError(
-                f"the guidance loss does not support {name}: pass padded instead of packed sentences, with an "
-                "attention mask."
-            )
+    packing = packing_of(model, batch)
+    _check_packing(settings, guided, batch, packing)
     if model.main_input_name not in ("input_ids", "inputs_embeds"):
         rows = {}
         if settings.guidance.keys() & {"decoder", "cross"}:
@@ -145,18 +143,59 @@ def _targets_of(
     if getattr(model.config, "is_encoder_decoder", False):
         sides = translated_tokens(model, guided, **batch)
     else:
-        sides = own_tokens(guided, **batch)
+        sides = own_tokens(guided, packing, **batch)
     return {
         kind: GuidanceTargets(
             settings.guidance[kind],
             layers,
             causal=settings.guidance[kind].causal,
-            columns=batch,
+            columns=batch if packing is None else columns_of_sentences(settings.guidance[kind], batch, packing),
             counts=counts,
+            packing=packing,
             **sides[kind],
         )
         for kind, layers in guided.items()
     }
+
+
+def _check_packing(
+    settings: HeadSettings, guided: Mapping[str, Layers], batch: Mapping[str, Any], packing: Packing | None
+) -> None:
+    """Raises ValueError if the loss cannot be computed on sentences that share a row."""
+    read = KERNEL_BOUNDARIES if batch.get(BOUNDARIES) is not None and packing is not None else ()
+    for name in PACKING_ARGUMENTS:
+        if name not in read and batch.get(name) is not None:
+            raise ValueError(
+                f"the guidance loss does not support {name} here: pass padded instead of packed sentences, with an "
+                "attention mask."
+            )
+    other = batch.get("cu_seq_lens_k")
+    if read and other is not None and not (other is batch[BOUNDARIES] or other.equal(batch[BOUNDARIES])):
+        raise ValueError(
+            f"cu_seq_lens_k {other.tolist()} differ from {BOUNDARIES} {batch[BOUNDARIES].tolist()}, but sentences "
+            "attend to themselves; pass the same boundaries."
+        )
+    if packing is not None and ("cross" in guided or settings.is_taught):
+        what = "of the cross site" if "cross" in guided else "from a teacher"
+        raise ValueError(
+            f"the guidance loss {what} does not support packed sentences: pass padded ones, with an attention mask."
+        )
+
+
+def columns_of_sentences(
+    guidance: GuidanceSettings, batch: Mapping[str, Any], packing: Packing
+) -> dict[str, torch.Tensor]:
+    """Columns of the targets of a packed batch, with a row for each sentence; keys are counted within sentences."""
+    columns = {}
+    for name, form in (guidance.targets or {}).items():
+        first, *weights = target_columns(name, form)
+        fills = {first: 0 if form == "weights" else IGNORED, **dict.fromkeys(weights, 0)}
+        for column, fill in fills.items():
+            if (given := batch.get(column)) is not None:
+                fits = given.shape[:2] == packing.rows
+                # Another shape is refused where targets are read.
+                columns[column] = packing.split(given, fill) if fits else given
+    return columns
 
 
 def _unmasked_targets(
@@ -181,6 +220,7 @@ def _unmasked_targets(
 
 def own_tokens(
     kinds: Collection[str],
+    packing: Packing | None = None,
     input_ids: torch.Tensor | None = None,
     attention_mask: torch.Tensor | None = None,
     inputs_embeds: torch.Tensor | None = None,
@@ -192,7 +232,11 @@ def own_tokens(
     inputs = input_ids if input_ids is not None else inputs_embeds
     if inputs is None:
         raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-    own = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+    if packing is None:
+        own = Tokens(input_ids, attention_mask, inputs.shape[:2], inputs.device)
+    else:
+        ids = None if input_ids is None else packing.split(input_ids)
+        own = Tokens(ids, packing.mask, packing.shape, inputs.device)
     sides = {"encoder": {"keys": own}, "decoder": {"keys": own}}
     if "cross" in kinds:
         if encoder_hidden_states is None:

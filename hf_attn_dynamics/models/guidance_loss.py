@@ -273,10 +273,12 @@ def guided_hits(query: torch.Tensor, key: torch.Tensor, scaling: float, targets:
             key.
 
     Returns:
-        `torch.LongTensor` of shape `(batch, groups, 2)`: for each sentence and each pattern or target, the number of
+        `torch.LongTensor` of shape `(sentences, groups, 2)`: for each sentence and pattern or target, the number of
         pairs of a head and a row that counts whose strongest key has a non-zero target weight, and the number of all
         such pairs. Rows that see none of their target do not count.
     """
+    if targets.packing is not None:
+        query, key = targets.packing.split_heads(query), targets.packing.split_heads(key)
     num_rows, length = query.shape[2], key.shape[2]
     key_heads = _key_heads(targets.heads, query, key)
     query, key = query[:, targets.heads], key[:, key_heads]
@@ -503,7 +505,10 @@ def guide_heads(
         shape `(groups,)`, in the order of `targets.names`, float32 (float64 for float64 inputs). Memory is linear in
         the length.
     """
-    return _GuideHeads.apply(
+    packing = targets.packing
+    if packing is not None:
+        query, key = packing.split_heads(query), packing.split_heads(key)
+    query, key, losses = _GuideHeads.apply(
         query,
         key,
         sinks,
@@ -519,3 +524,6 @@ def guide_heads(
         kernel,
         *targets.groups,
     )
+    if packing is not None:
+        query, key = packing.join_heads(query), packing.join_heads(key)
+    return query, key, losses

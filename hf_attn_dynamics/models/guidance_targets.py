@@ -12,6 +12,7 @@ from torch import nn
 
 from .batch_targets import check_visible, rows_of_target
 from .guidance_settings import LOSSES, GuidanceSettings, target_columns
+from .packing import Packing
 from .patterns import NEIGHBOURS, PatternRows, exact_dtype, pattern_function, token_set
 from .token_mask import check_mask_shape, non_padding
 
@@ -66,6 +67,8 @@ class LayerTargets:
             the scale of the loss is known, and would underflow in half precision otherwise.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
         band (`tuple[int, int]`): Largest distance of visible keys before and after a row's position; -1 for no limit.
+        packing (`Packing`, *optional*): Where the sentences are, if they share rows of the batch; all else is about
+            the split sentences.
     """
 
     names: tuple[str, ...]
@@ -76,6 +79,7 @@ class LayerTargets:
     unit: torch.Tensor
     key_mask: torch.Tensor | None
     band: tuple[int, int]
+    packing: Packing | None = None
 
 
 class GuidanceTargets:
@@ -101,6 +105,8 @@ class GuidanceTargets:
         counts (`dict`, *optional*): For a part of an accumulated batch: the number of rows that count in the whole
             batch, by column of a target, and `fraction`, the fraction of its sentences that are in this part, by which
             the loss will be multiplied. By default the mean is over this batch.
+        packing (`Packing`, *optional*): Where the sentences are, if they share rows of the batch; tokens and columns
+            are those of the split sentences.
 
     Raises:
         ValueError: if a pattern needs token ids that are not given, or has several rows in cross-attention; if the
@@ -119,8 +125,9 @@ class GuidanceTargets:
         sentences: torch.Tensor | None = None,
         columns: Mapping[str, torch.Tensor] | None = None,
         counts: Mapping[str, Any] | None = None,
+        packing: Packing | None = None,
     ):
-        self.guidance = guidance
+        self.guidance, self.packing = guidance, packing
         self.reduction = guidance.reduction
         self.uniform_weight = 1.0 if guidance.edge_rows == "uniform" else 0.0
         self.guided_heads = guided_heads
@@ -225,7 +232,8 @@ class GuidanceTargets:
         key_mask = self.key_mask if self.key_mask is None else self.key_mask.to(device)
         reach = -1 if window is None else window - 1
         band = (reach, 0 if self.causal else reach)
-        return LayerTargets(tuple(layout), index, starts, tensors, losses, unit.to(device, dtype), key_mask, band)
+        unit = unit.to(device, dtype)
+        return LayerTargets(tuple(layout), index, starts, tensors, losses, unit, key_mask, band, self.packing)
 
     def _group(self, name: str, num_heads: int, window: int | None) -> tuple[torch.Tensor, ...]:
         """Tensors of a pattern as in `LayerTargets.groups`, before the division by `unit`."""

@@ -319,7 +319,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             measured = measured_targets(self, self.head_settings, batch)
         if request.guided:
             counts = request.guidance_counts or request.num_items_in_batch
-            fraction = fraction_of_sentences(batch, counts)
+            fraction = fraction_of_sentences(self, batch, counts)
             counts = None if fraction is None else {**counts, "fraction": fraction}
             targets = guidance_targets(self, self.head_settings, batch, counts)
         if request.penalised or request.gate_noise is not None:
@@ -386,7 +386,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             losses["guidance_losses"] = by_name
         if request.penalised:
             losses["gate_penalty"] = self._penalty(gates, request.gate_cost).to(anchor.device)
-        losses = head_loss_parts(losses, batch, request.num_items_in_batch)
+        losses = head_loss_parts(self, losses, batch, request.num_items_in_batch)
         if call.hits:
             losses["guided_hits"] = call.hits
         loss = outputs.get("loss")

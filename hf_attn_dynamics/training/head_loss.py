@@ -15,6 +15,7 @@ from ..models.hard_concrete import HardConcreteGate
 from ..models.head_gates import gates_of
 from ..models.head_losses import FORWARD_PASSES, SENTENCES, add_head_losses, head_loss_parts
 from ..models.ignored_labels import is_labelled
+from ..models.packing import packing_of
 from ..models.token_mask import num_sentences
 from .distillation import TeacherOutput
 from .gates import gate_noise
@@ -131,7 +132,8 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         # `compute_loss` of a subclass may rename columns later.
         renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
         rows = model.count_guided_rows({**batch, **renamed}) if self.is_guided else {}
-        counts = {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: num_sentences(batch)}
+        sentences = num_sentences(batch, packing_of(model, batch))
+        counts = {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: sentences}
         if self._hidden is not None:
             counts |= count_tokens(model, {**batch, **renamed}, self._hidden.stacks)
         return counts
@@ -254,7 +256,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         heads = {HEAD_LOSS_OF[name]: seen[0][HEAD_LOSS_OF[name]] for name in weights}
         if "guidance_loss" in heads:
             heads["guidance_losses"] = seen[0]["guidance_losses"]
-        parts, processes = head_loss_parts(heads, inputs, counts), self._summed_processes
+        parts, processes = head_loss_parts(self._plain_model, heads, inputs, counts), self._summed_processes
         by_name = {name: value * processes for name, value in parts.pop("guidance_losses", {}).items()}
         parts = {name: value * processes for name, value in parts.items()}
         loss, named = task_loss, {**parts, **_by_name(by_name), "task_loss": task_loss}

@@ -81,6 +81,27 @@ def test_micro_batches_train_as_the_whole_batch(name, tmp_path):
 
 
 @pytest.mark.parametrize("accumulated", [1, 4])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_packed_batches_train_as_padded_ones(tmp_path, name, accumulated):
+    weights = []
+    for number, collator in enumerate((collate, transformers.DataCollatorWithFlattening())):
+        model = build(name, guidance={"fraction": 0.5}).double()
+        trainer = trainer_of(
+            model,
+            tmp_path / str(number),
+            collate=collator,
+            guidance_weight=0.5,
+            optim="sgd",
+            per_device_train_batch_size=8 // accumulated,
+            gradient_accumulation_steps=accumulated,
+        )
+        trainer.train()
+        weights.append(model.state_dict())
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("accumulated", [1, 4])
 def test_labels_that_are_shifted_train_as_in_the_stock_trainer(tmp_path, accumulated):
     settings = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
     model = build().double()

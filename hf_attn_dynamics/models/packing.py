@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0.
+"""Packed batches: sentences that follow each other in one row, without padding, and do not attend to each other."""
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .pruned_attention import given_cache
+
+
+BOUNDARIES = "cu_seq_lens_q"
+# Keywords of kernels that describe packed sentences.
+KERNEL_BOUNDARIES = (BOUNDARIES, "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the sentences of a packed batch are.
+
+    Sentences are split into a padded batch of shape `(sentences, longest)`, on which everything that is computed
+    equals what is computed on sentences that were never packed.
+
+    Args:
+        first (`torch.LongTensor` of shape `(sentences,)`): Index of the first token of each sentence among the tokens
+            of the batch, row by row.
+        lengths (`torch.LongTensor` of shape `(sentences,)`): Number of tokens of each sentence. Together they are all
+            tokens of the batch.
+        rows (`tuple[int, int]`): Shape of the packed batch, `(batch, length)`.
+
+    Example:
+        >>> packing = Packing.of_positions(torch.tensor([[0, 1, 0, 1, 2]]), (1, 5))
+        >>> packing.split(torch.tensor([[4, 5, 6, 7, 8]]), fill=0)
+        tensor([[4, 5, 0],
+                [6, 7, 8]])
+    """
+
+    first: torch.Tensor
+    lengths: torch.Tensor
+    rows: tuple[int, int]
+
+    @classmethod
+    def of_positions(cls, position_ids: torch.Tensor, rows: tuple[int, int]) -> "Packing | None":
+        """Sentences that begin wherever a position is not the one after the last; `None` if each row is one sentence.
+
+        Args:
+            position_ids (`torch.Tensor` of shape `(batch, length)` or `(1, length)`): Positions of the tokens.
+            rows (`tuple[int, int]`): `(batch, length)`.
+        """
+        begins = torch.ones(rows, dtype=torch.bool, device=position_ids.device)
+        begins[:, 1:] = position_ids.diff(dim=1) != 1
+        first = begins.flatten().nonzero().flatten()
+        if len(first) == rows[0]:
+            return None
+        end = first.new_tensor([rows[0] * rows[1]])
+        return cls(first, first.diff(append=end), rows)
+
+    @classmethod
+    def of_boundaries(cls, boundaries: torch.Tensor, rows: tuple[int, int]) -> "Packing":
+        """Sentences between boundaries.
+
+        Args:
+            boundaries (`torch.Tensor` of shape `(sentences + 1,)`): 0, and the number of tokens up to the end of each
+                sentence, as in `cu_seq_lens_q`.
+            rows (`tuple[int, int]`): `(batch, length)`.
+
+        Raises:
+            ValueError: if they do not rise from 0 to the number of tokens.
+        """
+        lengths = boundaries.long().diff()
+        total = rows[0] * rows[1]
+        if boundaries.dim() != 1 or not bool((boundaries[0] == 0) & (boundaries[-1] == total) & (lengths >= 0).all()):
+            raise ValueError(
+                f"{BOUNDARIES} must rise from 0 to {total}, the number of tokens of the batch, got "
+                f"{boundaries.tolist()}."
+            )
+        filled = lengths > 0
+        return cls(boundaries[:-1].long()[filled], lengths[filled], rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the split batch, `(sentences, longest)`."""
+        return tuple(self.mask.shape)
+
+    @cached_property
+    def mask(self) -> torch.BoolTensor:
+        """True for the tokens of the split batch, False for padding, of shape `(sentences, longest)`."""
+        return torch.arange(int(self.lengths.max()), device=self.lengths.device) < self.lengths[:, None]
+
+    @cached_property
+    def _tokens(self) -> torch.Tensor:
+        """Index of each token of the split batch in the packed one; that of some token at padding."""
+        within = torch.arange(self.mask.shape[1], device=self.first.device)
+        return (self.first[:, None] + within).masked_fill(~self.mask, 0)
+
+    @cached_property
+    def _places(self) -> torch.Tensor:
+        """Index of each token of the packed batch in the split one."""
+        return self.mask.flatten().nonzero().flatten()
+
+    def split(self, values: torch.Tensor, fill: float | None = None) -> torch.Tensor:
+        """Splits values of tokens into sentences.
+
+        Args:
+            values (`torch.Tensor` of shape `(batch, length, ...)`): Values of the packed batch.
+            fill (`float`, *optional*): Value at padding; by default those of some token.
+
+        Returns:
+            `torch.Tensor` of shape `(sentences, longest, ...)`
+        """
+        found = values.flatten(0, 1)[self._tokens.to(values.device)]
+        if fill is None:
+            return found
+        mask = self.mask.to(values.device).reshape(*self.shape, *[1] * (found.dim() - 2))
+        return found.masked_fill(~mask, fill)
+
+    def split_heads(self, vectors: torch.Tensor) -> torch.Tensor:
+        """[`split`] for queries or keys of shape `(batch, heads, length, head_dim)`."""
+        return self.split(vectors.transpose(1, 2)).transpose(1, 2)
+
+    def join_heads(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The inverse of [`split_heads`]."""
+        tokens = vectors.transpose(1, 2).flatten(0, 1)[self._places.to(vectors.device)]
+        return tokens.unflatten(0, self.rows).transpose(1, 2)
+
+
+def packing_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> Packing | None:
+    """Where the sentences of a batch are that a model with one stack keeps apart; `None` if each row is one sentence.
+
+    Boundaries are `cu_seq_lens_q`, which some kernels read, or, in decoders without an attention mask, positions that
+    begin anew.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        batch (`dict`): Arguments of the forward pass.
+
+    Raises:
+        ValueError: if boundaries do not fit the batch; or if positions begin anew, but the model fills a cache, which
+            makes Transformers ignore that.
+    """
+    inputs = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
+    if inputs is None or getattr(model.config, "is_encoder_decoder", False):
+        return None
+    if batch.get(BOUNDARIES) is not None:
+        return _sentences_between(batch[BOUNDARIES], tuple(inputs.shape[:2]))
+    positions = batch.get("position_ids")
+    if positions is None or positions.dim() != 2 or batch.get("attention_mask") is not None:
+        return None
+    if given_cache(batch) is not None:
+        return None
+    packing = _sentences_by_position(model, positions, tuple(inputs.shape[:2]))
+    fills_cache = batch.get("use_cache")
+    if packing is not None and (model.config.use_cache if fills_cache is None else fills_cache):
+        raise ValueError(
+            "position_ids begin anew within a row, but sentences that share a row attend to each other while a cache "
+            "is filled: pass use_cache=False, or padded sentences with an attention mask."
+        )
+    return packing
+
+
+# Compiled code cannot know the number of sentences.
+@torch.compiler.disable
+def _sentences_between(boundaries: torch.Tensor, rows: tuple[int, int]) -> Packing:
+    return Packing.of_boundaries(boundaries, rows)
+
+
+@torch.compiler.disable
+def _sentences_by_position(model: PreTrainedModel, positions: torch.Tensor, rows: tuple[int, int]) -> Packing | None:
+    return Packing.of_positions(positions, rows) if masks_by_position(type(model)) else None
+
+
+@cache
+def masks_by_position(model_class: type[PreTrainedModel]) -> bool:
+    """Whether the stock model makes its causal mask from `position_ids`, so that packed sentences are kept apart.
+
+    Example:
+        >>> from transformers import LlamaModel, OPTModel
+        >>> masks_by_position(LlamaModel), masks_by_position(OPTModel)
+        (True, False)
+    """
+    stock = next((cls for cls in model_class.__mro__ if cls.__module__.startswith("transformers.models.")), None)
+    if stock is None:
+        return False
+    try:
+        source = inspect.getsource(sys.modules[stock.__module__])
+    except (OSError, TypeError):
+        return False
+    # As a keyword of the call, or of a dictionary that several calls take.
+    calls = re.findall(r"(?:causal_mask|mask_function)\(([^()]*)", source)
+    shared = re.findall(r"mask_kwargs = \{([^{}]*)", source)
+    return any("position_ids" in arguments for arguments in calls + shared)
