@@ -14,12 +14,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from hf_attn_dynamics.recipes.arguments.base import RunArguments, check_names, flag
 from hf_attn_dynamics.recipes.run import SUMMARY, provenance, write_json
+
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -130,8 +133,8 @@ def peak_resident_mb() -> float:
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10
 
 
-def in_new_process(measure: Callable[..., float], args: BenchmarkArguments, *others: Any) -> float:
-    """`measure(args, *others)` in a process of its own, whose peak memory is not that of earlier work."""
+def in_new_process(measure: Callable[..., Result], args: BenchmarkArguments, *others: Any) -> Result:
+    """`measure(args, *others)` in a process of its own, whose time and peak memory owe nothing to earlier work."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, torch.set_num_threads, (args.cpu_threads,)) as process:
         return process.submit(measure, args, *others).result()

@@ -11,7 +11,8 @@ same fraction of both; a search finds the smallest fraction with at most the FLO
 `--flops`. The importance is relative to the mean of the layer, as by default in Torch-Pruning (`taylor`, `magnitude`),
 or not (`taylor_global`). What is left is trained for as many epochs as the models of the run after the dense one.
 
-Dense models, models of the run and models of Torch-Pruning take turns in each round; speed-ups are ratios of medians.
+Dense models, models of the run and models of Torch-Pruning take turns in each round, in a process that has not trained
+them; speed-ups are ratios of medians.
 Torch-Pruning is no dependency: `pip install torch-pruning`.
 
 Keys of `summary.json`: `rows`, one for each model, with the `system` (dense, package or torch_pruning), the `method`
@@ -35,7 +36,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from benchmarking import BenchmarkArguments, parse_shapes, write_summary
+from accelerate.utils import extract_model_from_parallel
+from benchmarking import BenchmarkArguments, in_new_process, parse_shapes, write_summary
 from torch import nn
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging
@@ -48,9 +50,7 @@ from hf_attn_dynamics.analysis.heads.measuring import (
     alternating_times,
     count_flops,
     example_inputs,
-    without_mixed_precision,
 )
-from hf_attn_dynamics.analysis.model_views import evaluation_view
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.unit_roles import locate_units
 from hf_attn_dynamics.recipes.arguments.base import check_names, flag
@@ -278,16 +278,31 @@ def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 
 
 def speedups(models: list[Pruned], args: PeerArguments) -> None:
-    """Measures all models, the first of which is the dense one, in turns."""
-    first = models[0].model
+    """Measures all models, the first of which is the dense one, in a process that has not trained any."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{number}.pt" for number in range(len(models))]
+        for one, path in zip(models, paths):
+            # Mixed precision of the trainer is a wrapper around the forward pass.
+            torch.save(extract_model_from_parallel(one.model, keep_fp32_wrapper=False), path)
+        measured = copy.copy(args)
+        measured.cpu_threads = torch.get_num_threads()
+        seconds = in_new_process(median_seconds, measured, paths)
+    for shape, (dense, *others) in seconds.items():
+        for one, own in zip(models, (dense, *others)):
+            one.more[f"speedup_{shape}"] = dense / own
+
+
+def median_seconds(args: PeerArguments, paths: list[Path]) -> dict[str, list[float]]:
+    """Median times of saved models, which take turns, by shape of the batch."""
+    models = [torch.load(path, weights_only=False).eval() for path in paths]
+    seconds = {}
     with torch.inference_mode():
         for shape, (batch, length) in zip(args.shapes, parse_shapes(args.shapes)):
-            inputs = example_inputs(first, batch, length)
-            views = [without_mixed_precision(evaluation_view(one.model)) for one in models]
-            times = alternating_times(views, [lambda inputs=inputs: inputs] * len(views), args.rounds, first.device)
-            dense, *_ = medians = [statistics.median(own) for own in times]
-            for one, median in zip(models, medians):
-                one.more[f"speedup_{shape}"] = dense / median
+            inputs = example_inputs(models[0], batch, length)
+            makers = [lambda inputs=inputs: inputs] * len(models)
+            times = alternating_times(models, makers, args.rounds, models[0].device)
+            seconds[shape] = [statistics.median(own) for own in times]
+    return seconds
 
 
 def value_of(pruning: Pruning, model: PreTrainedModel) -> float:
