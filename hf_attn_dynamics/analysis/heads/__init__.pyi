@@ -5,6 +5,7 @@ from .compensation import RefitErrors as RefitErrors
 from .compensation import compensate as compensate
 from .compensation import mean_unit_outputs as mean_unit_outputs
 from .compensation import refit_outputs as refit_outputs
+from .copying import copying_scores as copying_scores
 from .coreference import CoreferenceScores as CoreferenceScores
 from .coreference import coreference_accuracy as coreference_accuracy
 from .importance import gate_importance as gate_importance
@@ -14,6 +15,8 @@ from .latency import count_flops_table as count_flops_table
 from .latency import measure_latency_table as measure_latency_table
 from .maps import attention_maps as attention_maps
 from .maps import to_bertviz as to_bertviz
+from .names import HeadNames as HeadNames
+from .names import name_heads as name_heads
 from .outputs import head_outputs as head_outputs
 from .outputs import masked_heads as masked_heads
 from .outputs import mean_head_outputs as mean_head_outputs

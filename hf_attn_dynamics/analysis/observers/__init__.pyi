@@ -15,9 +15,16 @@ from .positions import RelativePositions as RelativePositions
 from .roles import RoleScores as RoleScores
 from .roles import role_overlap as role_overlap
 from .roles import top_heads as top_heads
+from .sinks import AttentionSink as AttentionSink
+from .sinks import SinkAttention as SinkAttention
 from .syntactic_roles import SyntacticRoles as SyntacticRoles
+from .token_relations import InductionScore as InductionScore
+from .token_relations import LocalAttention as LocalAttention
+from .token_relations import PreviousToken as PreviousToken
+from .token_relations import TargetAttention as TargetAttention
 from .token_roles import DuplicateTokens as DuplicateTokens
 from .token_roles import RareWords as RareWords
+from .token_roles import RetrievalScore as RetrievalScore
 
 # Earlier names, which can be imported until 0.2.
 def __getattr__(name: str) -> Any: ...

@@ -70,6 +70,22 @@ class ObservedTokens:
         return ObservedTokens(ids, F.pad(self.real, ends), self.real[:, : max(0, left)])
 
 
+def neighbour_ids(tokens: ObservedTokens, shift: int) -> torch.Tensor:
+    """Ids of the tokens that stand `shift` tokens after each token of its sentence, `(batch, length)`.
+
+    -1 where there is no such token, and at padding. The ids of `tokens` must be known.
+
+    Example:
+        >>> tokens = ObservedTokens(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[True, True, True, False]]))
+        >>> neighbour_ids(tokens, 1), neighbour_ids(tokens, -1)
+        (tensor([[ 6,  7, -1, -1]]), tensor([[-1,  5,  6, -1]]))
+    """
+    in_order = tokens.ids.gather(1, tokens.tokens_first)
+    place = tokens.real.cumsum(-1) - 1 + shift
+    exists = tokens.real & (place >= 0) & (place < tokens.real.sum(-1, keepdim=True))
+    return in_order.gather(1, place.clamp(0, in_order.shape[1] - 1)).where(exists, -1)
+
+
 @dataclass(frozen=True, eq=False)
 class ObservedBatch:
     """One forward pass of the observed model.

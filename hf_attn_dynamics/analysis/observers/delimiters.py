@@ -3,12 +3,11 @@
 
 from collections.abc import Iterable
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..head_scores import HeadScores
 from .base import AttentionCall, HeadMeans, ObservedBatch, Observer
-from .excluded_tokens import checked_token_ids
+from .excluded_tokens import SpecialTokens
 
 
 DELIMITER_THRESHOLD = 0.5  # mean attention from which delimiters count as the function of a head
@@ -45,30 +44,19 @@ class DelimiterAttention(Observer):
 
     def __init__(self, delimiter_ids: Iterable[int] | None = None, *, name: str = "delimiter_attention"):
         self.name = name
-        self._are_given = delimiter_ids is not None
-        self._ids = _tensor(delimiter_ids, "delimiter_ids") if self._are_given else None
+        self._delimiters = SpecialTokens(delimiter_ids, type(self).__name__, "delimiter_ids", "delimiters")
         self.means = HeadMeans(type(self).__name__)
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if not self._are_given:
-            self._ids = _tensor(tokenizer.all_special_ids, "all_special_ids")
+        self._delimiters.use_tokenizer(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
-        if self._ids is None:
-            raise ValueError(
-                f"{type(self).__name__} does not know which tokens are delimiters: pass observe(model, …, "
-                "tokenizer=tokenizer), or delimiter_ids=tokenizer.all_special_ids."
-            )
+        self._delimiters.check()
 
     def update(self, call: AttentionCall) -> None:
-        self._ids = self._ids.to(call.weights.device)
-        delimiters = call.real_keys & torch.isin(call.key_ids, self._ids)
+        delimiters = call.real_keys & self._delimiters.among(call.key_ids)
         on_delimiters = (call.weights * delimiters[:, None, None]).sum(-1)
-        self.means.add(call, on_delimiters, call.real_queries & ~torch.isin(call.query_ids, self._ids))
+        self.means.add(call, on_delimiters, call.real_queries & ~self._delimiters.among(call.query_ids))
 
     def compute(self) -> HeadScores:
         return self.means.compute()
-
-
-def _tensor(ids: Iterable[int], argument: str) -> torch.Tensor:
-    return torch.tensor(checked_token_ids(ids, argument), dtype=torch.long)

@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
-"""Tokens that do not count as targets of attention: those that the user names, or else the end of the sentence."""
+"""Tokens that the user names, or else the tokenizer: the end of the sentence, and special tokens."""
 
 from collections.abc import Iterable
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -45,6 +46,40 @@ class ExcludedTokens:
                 "count as targets; exclude some by observe(model, …, tokenizer=tokenizer) or "
                 f"{self.user}(excluded_ids=[tokenizer.sep_token_id]), or pass [] to count all of them."
             )
+
+
+class SpecialTokens:
+    """Tokens that the user names, or else all special tokens of the tokenizer.
+
+    Args:
+        ids (`list[int]`, *optional*): Token ids; by default `tokenizer.all_special_ids`.
+        user (`str`): Name of the observer, for messages.
+        argument (`str`): Name of the user's argument.
+        meaning (`str`): What the tokens are, for messages.
+    """
+
+    def __init__(self, ids: Iterable[int] | None, user: str, argument: str = "excluded_ids", meaning: str = "special"):
+        self.user, self.argument, self.meaning = user, argument, meaning
+        self._are_given = ids is not None
+        self._ids = None if ids is None else torch.tensor(checked_token_ids(ids, argument), dtype=torch.long)
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Takes the special tokens of the tokenizer, unless the user named some."""
+        if not self._are_given:
+            self._ids = torch.tensor(checked_token_ids(tokenizer.all_special_ids, "all_special_ids"))
+
+    def check(self) -> None:
+        """Raises ValueError if neither the user nor a tokenizer named them."""
+        if self._ids is None:
+            raise ValueError(
+                f"{self.user} does not know which tokens are {self.meaning}: pass observe(model, …, "
+                f"tokenizer=tokenizer), or {self.argument}=tokenizer.all_special_ids, or [] if none is."
+            )
+
+    def among(self, ids: torch.Tensor) -> torch.Tensor:
+        """Which token ids belong to them, a boolean tensor of the same shape."""
+        self._ids = self._ids.to(ids.device)
+        return torch.isin(ids, self._ids)
 
 
 def checked_token_ids(ids: Iterable[int], argument: str = "excluded_ids") -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""Heads that attend to rare words or to other occurrences of the same token (Voita et al. 2019, section 5)."""
+"""Heads that attend most to rare words, to other occurrences of the same token, or to the token that comes next."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from .base import AttentionCall, HeadMeans, ObservedBatch, Observer
-from .excluded_tokens import checked_token_ids
+from ...models.number_checks import is_integer
+from .base import AttentionCall, HeadMeans, ObservedBatch, Observer, neighbour_ids
+from .excluded_tokens import SpecialTokens
 from .roles import RoleScores
 
 
@@ -26,20 +27,14 @@ class _TokenRoles(Observer):
     def __init__(self, roles: Sequence[str], excluded_ids: Iterable[int] | None, name: str):
         self.name = name
         self.roles = tuple(roles)
-        self._are_given = excluded_ids is not None
-        self._excluded = torch.tensor(checked_token_ids(excluded_ids), dtype=torch.long) if self._are_given else None
+        self._special = SpecialTokens(excluded_ids, type(self).__name__)
         self._hits, self._chance = ({role: HeadMeans(type(self).__name__) for role in roles} for _ in range(2))
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        if not self._are_given:
-            self._excluded = torch.tensor(checked_token_ids(tokenizer.all_special_ids), dtype=torch.long)
+        self._special.use_tokenizer(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
-        if self._excluded is None:
-            raise ValueError(
-                f"{type(self).__name__} does not know which tokens are special: pass observe(model, …, "
-                f"tokenizer=tokenizer), or excluded_ids=tokenizer.all_special_ids, or [] if none is."
-            )
+        self._special.check()
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
         """Masks of competing keys, targets and cases.
@@ -56,11 +51,10 @@ class _TokenRoles(Observer):
         raise NotImplementedError
 
     def update(self, call: AttentionCall) -> None:
-        self._excluded = self._excluded.to(call.weights.device)
         competing, right, counted = self.targets(
             call,
-            call.real_queries & ~torch.isin(call.query_ids, self._excluded),
-            call.real_keys & ~torch.isin(call.key_ids, self._excluded),
+            call.real_queries & ~self._special.among(call.query_ids),
+            call.real_keys & ~self._special.among(call.key_ids),
         )
         largest = call.weights.masked_fill(~competing[:, None], -1).argmax(-1, keepdim=True)
         for role, targets in right.items():
@@ -178,3 +172,52 @@ class DuplicateTokens(_TokenRoles):
             competing = competing & (call.query_positions[..., None] != call.key_positions[:, None])
         same = competing & (call.query_ids[..., None] == call.key_ids[:, None])
         return competing, {"duplicate": same}, queries & same.any(-1)
+
+
+class RetrievalScore(_TokenRoles):
+    """How often each head attends most to a copy of the token that comes next (Wu et al. 2024, section 2).
+
+    A case is a token whose successor occurs among the tokens that it can attend to. The baseline is chance: the mean
+    fraction of such copies among the competing tokens. The result is [`RoleScores`] with the role "retrieval". Heads
+    with high scores on answers that are copied from the text are retrieval heads; induction heads are among them.
+
+    The successor has to be known: let the model read the whole sequence that `generate()` has returned. In a causal
+    model, its attention is that of the steps that generated it.
+
+    Args:
+        last (`int`, *optional*): Number of tokens at the end of each sentence that are answers: only they count as
+            successors. By default all tokens do.
+        excluded_ids (`list[int]`, *optional*): Token ids that count neither as targets nor as cases; by default
+            `tokenizer.all_special_ids` of the tokenizer that [`observe`] is given.
+        name (`str`): Name of the result.
+
+    Raises:
+        ValueError: if `last` is below 1; while observing, if token ids are unknown, or neither `excluded_ids` nor a
+            tokenizer was given.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> from hf_attn_dynamics import observe
+        >>> model = GPT2Model(GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=4))
+        >>> with torch.no_grad(), observe(model, RetrievalScore(last=1, excluded_ids=[])) as seen:
+        ...     _ = model(input_ids=torch.tensor([[5, 7, 8, 9, 5, 7]]))  # the answer to 5 is 7
+        >>> seen.retrieval.counts, seen.retrieval.baselines
+        ({'retrieval': {'decoder': 1}}, {'retrieval': {'decoder': 0.2}})
+    """
+
+    def __init__(self, last: int | None = None, excluded_ids: Iterable[int] | None = None, *, name: str = "retrieval"):
+        if last is not None and not (is_integer(last) and last >= 1):
+            raise ValueError(f"last must be a number of tokens, at least 1, or None for all, got {last!r}.")
+        super().__init__(("retrieval",), excluded_ids, name)
+        self.last = last
+
+    def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
+        competing = keys[:, None] & call.visible_keys
+        tokens = call.queries
+        successors = neighbour_ids(tokens, 1)[call.sentences, call.rows]
+        copies = competing & (successors[..., None] == call.key_ids[:, None])
+        counted = queries & (successors >= 0) & copies.any(-1)
+        if self.last is not None:
+            left = tokens.real.sum(-1, keepdim=True) - tokens.real.cumsum(-1)  # tokens after each
+            counted = counted & (left <= self.last)[call.sentences, call.rows]
+        return competing, {"retrieval": copies}, counted

@@ -21,6 +21,7 @@ from .heads import plot_head_distances as plot_head_distances
 from .heads import plot_head_functions as plot_head_functions
 from .heads import plot_relative_attention as plot_relative_attention
 from .heads import plot_roles as plot_roles
+from .heads import plot_sinks as plot_sinks
 from .lexical import SourceMap as SourceMap
 from .lexical import plot_source_maps as plot_source_maps
 from .parts import plot_parts_per_layer as plot_parts_per_layer

@@ -5,10 +5,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from ..head_scores import HeadScores
 from ..observers.distances import HeadDistances
 from ..observers.positions import RelativeAttention
 from ..observers.roles import SAME, RoleScores
+from ..observers.sinks import SinkAttention
 from .figures import (
     COLOURS,
     MARKERS,
@@ -28,6 +31,7 @@ from .matplotlib_names import Figure, Line2D, MaxNLocator, Patch, Rectangle
 
 
 NONE = "0.93"  # colour of heads without a function
+FUNCTION_COLOURS = (*COLOURS, "#F0E442", "#666666")
 
 
 def plot_head_functions(
@@ -48,9 +52,11 @@ def plot_head_functions(
     Raises:
         ValueError: if there are more functions than colours.
     """
-    if len(functions) > len(COLOURS):
-        raise ValueError(f"there are {len(functions)} functions, but only {len(COLOURS)} colours; give fewer.")
-    colours = dict(zip(functions, COLOURS))
+    if len(functions) > len(FUNCTION_COLOURS):
+        raise ValueError(
+            f"there are {len(functions)} functions, but only {len(FUNCTION_COLOURS)} colours; give fewer."
+        )
+    colours = dict(zip(functions, FUNCTION_COLOURS))
     players = {name: {tuple(head[:3]) for head in found} for name, found in functions.items() if found is not None}
     cell = min(0.42, 11 / sum(table.shape[1] for table in scores.values()))
     width = sum(max(cell * table.shape[1], 1.6) + 0.5 for table in scores.values()) + 2.2
@@ -187,6 +193,35 @@ def plot_relative_attention(
     figure.supxlabel("offset of the token that is attended to (tokens; − is the past)", fontsize=10)
     figure.supylabel("mean attention weight", fontsize=10)
     return finish_figure(figure, path, title, "Attention by relative position")
+
+
+def plot_sinks(sinks: SinkAttention, path: str | Path | None = None, title: str = "", count: int = 8) -> Figure:
+    """Mean attention to the first token by the number of tokens that a query sees: a line for each of some heads.
+
+    Args:
+        sinks ([`SinkAttention`]): Attention to the first token.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Model and data; the figure itself says what it shows.
+        count (`int`): Number of heads, those with the most attention to the first token.
+    """
+    figure, [[axes]] = new_figure(6.5, 4.2)
+    lengths = torch.tensor(sinks.lengths)
+    several = len(sinks.first) > 1
+    for colour, marker, head in zip(COLOURS, itertools.cycle(MARKERS), sinks.first.ranked()[:count]):
+        values = sinks.by_length[head.site][head.layer, head.head]
+        seen = ~values.isnan()
+        name = f"{head.layer}.{head.head}" if not several else f"{head.site} {head.layer}.{head.head}"
+        axes.plot(lengths[seen], values[seen], color=colour, marker=marker, markersize=4, label=name)
+    mean = torch.cat([table.flatten(0, 1) for table in sinks.by_length.values()]).nanmean(0)
+    axes.plot(lengths, mean, color="0.35", linestyle="--", label="all heads")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda length, _: f"{length:,.0f}")
+    axes.set(
+        ylim=(0, 1.02), xlabel="tokens that the query sees (at least)", ylabel="mean attention to the first token"
+    )
+    clean_axes(axes)
+    figure.legend(title="layer.head", loc="outside right", frameon=False, fontsize=9)
+    return finish_figure(figure, path, title, "Attention sinks")
 
 
 def plot_head_distances(distances: HeadDistances, path: str | Path | None = None, title: str = "") -> Figure:

@@ -37,8 +37,8 @@ def test_functions_are_named_and_share_cells(tmp_path):
     fills = re.findall(r"fill: (#\w+)", path.with_suffix(".svg").read_text())
     # One cell each of the first; the second has two, and its patch in the legend.
     assert (fills.count("#0072b2"), fills.count("#d55e00")) == (2, 3)
-    with pytest.raises(ValueError, match="there are 7 functions, but only 6 colours"):
-        plot_head_functions({str(number): [] for number in range(7)}, SCORES, tmp_path / "x.png")
+    with pytest.raises(ValueError, match="there are 9 functions, but only 8 colours"):
+        plot_head_functions({str(number): [] for number in range(9)}, SCORES, tmp_path / "x.png")
 
 
 def test_functions_that_are_kept_are_counted(tmp_path):

@@ -17,6 +17,7 @@ from hf_attn_dynamics.analysis.head_timeline import HeadTimeline
 from hf_attn_dynamics.analysis.observers.distances import HeadDistances
 from hf_attn_dynamics.analysis.observers.positions import RelativeAttention
 from hf_attn_dynamics.analysis.observers.roles import RoleScores
+from hf_attn_dynamics.analysis.observers.sinks import SinkAttention
 from hf_attn_dynamics.analysis.plots.attribution import MapExample
 from hf_attn_dynamics.analysis.plots.lexical import SourceMap
 from hf_attn_dynamics.analysis.plots.score_norm import Curves
@@ -95,6 +96,7 @@ ARGUMENTS = {
     "plot_roles": [RoleScores({"obj": SCORES}, {"obj": {"encoder": 0.3}}, {"obj": {"encoder": 9}}), "data"],
     "plot_score_norm_curves": [[[Curves("FC", values(5, 2), values(5, 2), 20)]], "data"],
     "plot_series": [[[Series("score", "score", [0, 1], {"best": values(2)}, True)]], "data"],
+    "plot_sinks": [SinkAttention(SCORES, SCORES, {"encoder": 0.25}, {"encoder": values(3, 4, 5)}), "data", 3],
     "plot_source_maps": [[[SourceMap("α", ["out"], ["in", "here"], values(1, 2), "word")]], "data", "weight"],
     "plot_speedup_curve": [
         [{"method": "gates", "speedup": seed, "target": 1.5, "accuracy": seed / 2} for seed in (1.5, 1.75)],

@@ -8,8 +8,9 @@ function linkHeads(rows, onSelect) {
 }
 
 // A table with a row per head: sorted by a click on a heading, filtered by layer, function and score.
-// `filters` is filled. `functions`: names for the filter by function, none without. Returns {select(heads)}.
-function headTable(place, filters, { functions = [], onSelect }) {
+// `filters` is filled. `functions`: names for the filter by function, none without. Without `onSelect`, names of heads
+// are no buttons. Returns {select(heads)}.
+function headTable(place, filters, { functions = [], onSelect = null }) {
   const headings = [...place.tHead.rows[0].cells];
   const rows = () => [...place.tBodies[0].rows];
   const isMissing = (cell) => cell.dataset.sort === undefined && cell.textContent === "–";
@@ -51,7 +52,7 @@ function headTable(place, filters, { functions = [], onSelect }) {
   headings.forEach((heading, column) => {
     heading.replaceChildren(element("button", { type: "button", onclick: () => sortBy(column) }, heading.textContent));
   });
-  linkHeads(rows(), onSelect);
+  if (onSelect) linkHeads(rows(), onSelect);
 
   const menu = (id, label, options) => element("select", { id, "aria-label": label, onchange: filter }, ...options);
   const layers = [...new Set(rows().map((row) => row.dataset.layer))].sort((one, other) => one - other);
