@@ -140,6 +140,17 @@ def prunable_parts(model: nn.Module) -> list[ModelPart]:
     return parts_of_model(model, PARTS if prunable_units(model) else PARTS[:1])
 
 
+def block_of(model: nn.Module, layer: HeadLayer) -> nn.Module:
+    """The layer of a model that contains an attention module: the innermost item of a `ModuleList`."""
+    path = layer.name.split(".")
+    depth = max(
+        depth
+        for depth in range(1, len(path))
+        if isinstance(model.get_submodule(".".join(path[: depth - 1])), nn.ModuleList)
+    )
+    return model.get_submodule(".".join(path[:depth]))
+
+
 def check_outputs(model: nn.Module, parts: Iterable[ModelPart]) -> None:
     """Raises ValueError for output projections that are quantized, adapted, sharded, tied or not loaded."""
     owners = parameter_owners(model)

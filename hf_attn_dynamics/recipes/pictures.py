@@ -38,7 +38,15 @@ MODULES = {
 }
 PLOTS = {name for name in MODULES if name.startswith("plot_")}
 PANELS = ("Curves", "Histogram", "MapExample", "Series", "SourceMap")
-RESULTS = ("HeadDistances", "HeadScores", "MapCorrelation", "RelativeAttention", "RoleScores", "SinkAttention")
+RESULTS = (
+    "Faithfulness",
+    "HeadDistances",
+    "HeadScores",
+    "MapCorrelation",
+    "RelativeAttention",
+    "RoleScores",
+    "SinkAttention",
+)
 
 
 def _imported(name: str) -> Any:

@@ -19,6 +19,8 @@ def sum_ratios(summands, rule):
 
 def product_ratios(first, second, rule):
     """Shares of the two factors of one neuron."""
+    if rule == "attn_lrp":
+        return 0.5, 0.5
     if rule == "alpha_beta":
         first, second = abs(first), abs(second)
     return first / (first + second), second / (first + second)
@@ -114,10 +116,11 @@ class Layer:
     def forward(self, x):
         self.x, self.q, self.k, self.v = x, self.query.forward(x), self.key.forward(x), self.value.forward(x)
         self.scale = (x.shape[1] // self.heads) ** -0.5
-        self.weights, contexts = [], []
+        self.scores, self.weights, contexts = [], [], []
         for head in range(self.heads):
             at = self.columns(head)
-            self.weights.append((self.scale * self.q[:, at] @ self.k[:, at].T).softmax(-1))
+            self.scores.append(self.scale * self.q[:, at] @ self.k[:, at].T)
+            self.weights.append(self.scores[-1].softmax(-1))
             contexts.append(self.weights[-1] @ self.v[:, at])
         self.projected = self.output.forward(torch.cat(contexts, 1))
         self.middle = self.first_norm.forward(x + self.projected)
@@ -138,6 +141,9 @@ class Layer:
             of_weights, of_v[:, at] = back_through_products(
                 self.weights[head], self.v[:, at], of_contexts[:, at], self.rule
             )
+            if self.rule == "attn_lrp":
+                scores, weights = self.scores[head], self.weights[head]
+                of_weights = scores * (of_weights - weights * of_weights.sum(-1, keepdim=True))
             of_q[:, at], of_keys = back_through_products(
                 self.q[:, at], self.k[:, at].T, of_weights, self.rule, self.scale
             )
@@ -148,7 +154,8 @@ class Layer:
 
 @torch.no_grad()
 def dense_relevance(model, ids, position, rule):
-    """Relevance of each head for the top-1 logit at a position, `(layers, heads)`, if the logit has relevance 1."""
+    """Relevance for the top-1 logit at a position, if the logit has relevance 1: of each head, `(layers, heads)`, and of
+    the input of the first layer at each position, `(tokens,)`."""
     embeddings, head = model.bert.embeddings, model.cls.predictions
     x = embeddings.LayerNorm(
         embeddings.word_embeddings.weight[ids]
@@ -170,4 +177,4 @@ def dense_relevance(model, ids, position, rule):
     for layer in reversed(layers):
         relevance, of_layer = layer.back(relevance)
         of_heads.insert(0, of_layer)
-    return torch.tensor(of_heads, dtype=torch.float64)
+    return torch.tensor(of_heads, dtype=torch.float64), relevance.sum(-1)

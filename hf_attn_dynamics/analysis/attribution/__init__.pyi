@@ -4,8 +4,11 @@
 from typing import Any
 
 from .across_layers import global_contribution as global_contribution
+from .faithfulness import Faithfulness as Faithfulness
+from .faithfulness import faithfulness as faithfulness
 from .integrated_gradients import IntegratedGradientsAgreement as IntegratedGradientsAgreement
 from .integrated_gradients import integrated_gradients_agreement as integrated_gradients_agreement
+from .layers import layer_contribution as layer_contribution
 from .local import local_contribution as local_contribution
 from .rollout import attention_flow as attention_flow
 from .rollout import attention_rollout as attention_rollout

@@ -22,8 +22,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from transformers import PreTrainedModel
 
-from ...models.head_roles import HeadLayer
 from ...models.number_checks import is_integer
+from ..model_parts import block_of
 from ..model_views import ModelView
 from ..running import arguments_of, reader_of
 from .local import check_norm, head_projections, largest_singular_values, weight_and_bias
@@ -149,7 +149,7 @@ def global_contribution(
         raise ValueError(f"source must be {EMBEDDINGS!r}, {EMBEDDING_SUM!r} or the number of a layer, got {source!r}.")
     reader = reader_of(model)
     states: dict[nn.Module, list[torch.Tensor]] = {}
-    trace = trace_attention(model, batch, partial(_save_states, reader, states))
+    trace = trace_attention(model, batch, partial(save_states, reader, states))
     start = int(source) if is_integer(source) else 0
     if not 0 <= start < len(trace.calls):
         raise ValueError(f"source is layer {start}, but the layers are 0 to {len(trace.calls) - 1}.")
@@ -198,9 +198,9 @@ def _propagation(
 ) -> tuple[int, Callable[[int, torch.Tensor], Propagation]]:
     """Size of the tangents, and a function that returns the propagation of a sentence, given its index and tokens."""
     reader = reader_of(model)
-    blocks = [_block_of(reader, call.layer) for call in trace.calls]
+    blocks = [block_of(reader, call.layer) for call in trace.calls]
     size = trace.calls[start].inputs.shape[-1]
-    if all(_is_post_norm(block) for block in blocks):
+    if all(is_post_norm(block) for block in blocks):
         if before_norm:
             size = reader.embeddings.LayerNorm.weight.numel()
         return size, partial(_by_hand, trace, blocks, states, start, reader if before_norm else None)
@@ -212,7 +212,7 @@ def _propagation(
     return size, partial(_by_forward_mode, model, batch, trace, blocks, start)
 
 
-def _is_post_norm(block: nn.Module) -> bool:
+def is_post_norm(block: nn.Module) -> bool:
     # Other libraries may use the same names for other layers.
     return type(block).__name__ in _POST_NORM_LAYERS and type(block).__module__.startswith("transformers.models.")
 
@@ -279,18 +279,7 @@ def _normalized(
     return contribution, spread.clamp(min=0).sqrt() / totals
 
 
-def _block_of(reader: nn.Module, layer: HeadLayer) -> nn.Module:
-    """The layer that contains an attention module: the innermost item of a `ModuleList`."""
-    path = layer.name.split(".")
-    depth = max(
-        depth
-        for depth in range(1, len(path))
-        if isinstance(reader.get_submodule(".".join(path[: depth - 1])), nn.ModuleList)
-    )
-    return reader.get_submodule(".".join(path[:depth]))
-
-
-def _save_states(reader: nn.Module, states: dict[nn.Module, list[torch.Tensor]], view: ModelView) -> None:
+def save_states(reader: nn.Module, states: dict[nn.Module, list[torch.Tensor]], view: ModelView) -> None:
     """Saves inputs of layer norms and outputs of the first feed-forward projection, for module names of BERT."""
 
     def save(module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
@@ -329,7 +318,7 @@ class _PostNormLayer:
     Args:
         call (`TracedAttention`): The attention call of the layer.
         block (`nn.Module`): The layer.
-        states (`dict[nn.Module, list[torch.Tensor]]`): See `_save_states`.
+        states (`dict[nn.Module, list[torch.Tensor]]`): See `save_states`.
         sentence (`int`), tokens (`torch.Tensor`): Sentence of the batch and positions of its tokens.
     """
 

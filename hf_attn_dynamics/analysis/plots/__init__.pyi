@@ -5,6 +5,7 @@ from typing import Any
 
 from .attribution import MapExample as MapExample
 from .attribution import plot_centers_of_mass as plot_centers_of_mass
+from .attribution import plot_faithfulness as plot_faithfulness
 from .attribution import plot_map_correlation as plot_map_correlation
 from .attribution import plot_map_examples as plot_map_examples
 from .attribution import plot_map_types as plot_map_types

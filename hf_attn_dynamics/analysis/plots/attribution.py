@@ -1,12 +1,14 @@
 # Licensed under the Apache License, Version 2.0.
 """Pictures of attention beside contributions (Pascal, Brunner & Wattenhofer 2021, Figures 1–7)."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from ..attribution.faithfulness import Faithfulness
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..head_scores import HeadScores
 from ..observers.positions import RelativeAttention
@@ -158,6 +160,34 @@ def plot_centers_of_mass(
     axes.legend(frameon=False, fontsize=9)
     clean_axes(axes)
     return finish_figure(figure, path, title, "Center of mass by layer; below 0 is the past")
+
+
+def plot_faithfulness(results: Mapping[str, Faithfulness], path: str | Path | None = None, title: str = "") -> Figure:
+    """Probability of the prediction while tokens are removed, a line for each attribution.
+
+    Args:
+        results (`dict[str, Faithfulness]`): Results by name of the attribution.
+        path (`str` or `Path`, *optional*): Where to save as PNG and, beside it, SVG.
+        title (`str`): Model and data; the figure itself says what it shows.
+
+    Raises:
+        ValueError: if there are no results.
+    """
+    if not results:
+        raise ValueError("results are empty: nothing to draw.")
+    figure, [panels] = new_figure(9.5, 4.2, columns=2, sharey=True)
+    styles = itertools.cycle(zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS)))
+    for (name, result), (colour, marker) in zip(results.items(), styles):
+        label = f"{name} ({result.gap:.2f})" if name else f"gap {result.gap:.2f}"
+        for axes, curve in zip(panels, (result.most_first, result.least_first)):
+            axes.plot(result.removed, curve, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=label)
+    for axes, which in zip(panels, ("most", "least")):
+        axes.set(xlabel=f"fraction of tokens removed, {which} important first", ylim=(0, 1.02))
+        clean_axes(axes)
+    panels[0].set_ylabel("probability of the prediction")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="attribution (gap)", loc="outside right", frameon=False, fontsize=8)
+    return finish_figure(figure, path, title, "Faithfulness of attributions")
 
 
 def plot_map_types(counts: Mapping[str, torch.Tensor], path: str | Path | None = None, title: str = "") -> Figure:

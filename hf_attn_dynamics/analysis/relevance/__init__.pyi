@@ -6,6 +6,7 @@ from typing import Any
 from .heads import RelevanceConservation as RelevanceConservation
 from .heads import head_relevance as head_relevance
 from .heads import relevance_conservation as relevance_conservation
+from .tokens import token_relevance as token_relevance
 
 # Earlier names, which can be imported until 0.2.
 def __getattr__(name: str) -> Any: ...

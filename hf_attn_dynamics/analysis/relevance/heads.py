@@ -57,6 +57,8 @@ def head_relevance(
         - Activations and softmax pass the relevance of each output to the input at the same index.
         - Layer norm: with the standard deviation as a constant, it is a linear map (subtraction of the mean, and
           scale) and a bias. RMS norm: with the root mean square as a constant, it is a constant factor.
+        - With `"attn_lrp"` (Achtibat et al. 2024), sums are those of `"ratio"`, both factors of a product get half of
+          its relevance, and softmax hands on relevance by its first-order expansion, whose constant keeps the rest.
         - Denominators of either sign are at least ε in absolute value. Relevance that is lost thereby goes to the
           inputs of the sum in equal parts, or to the other factor, so that relevance is conserved.
         - Relevance is not rescaled in between, and `"ratio"` takes no absolute values: only the heads of a layer are
@@ -78,7 +80,7 @@ def head_relevance(
             to the device of the model. Positions with (decoder) attention mask 0 are not predictions, nor are
             positions with label -100, if there are labels (causal models shift labels, so leave them out). Labels have
             no other effect, except as the input of the decoder of an encoder–decoder model.
-        rule (`str`): `"ratio"` or `"alpha_beta"`.
+        rule (`str`): `"ratio"`, `"alpha_beta"` or `"attn_lrp"`.
         epsilon (`float`): ε, between 0 and 1.
         normalize (`str`, *optional*): `"sum"` divides by the sum over the heads of the layer, as in the paper;
             `"absolute"` by the sum of absolute values, which is bounded if heads cancel; `None` returns fractions of
@@ -160,7 +162,7 @@ def relevance_conservation(
         [`RelevanceConservation`]
 
     Raises:
-        ValueError: see [`head_relevance`].
+        ValueError: for `rule="attn_lrp"`, which does not conserve relevance; and see [`head_relevance`].
 
     Example:
         >>> import torch
@@ -170,6 +172,10 @@ def relevance_conservation(
         >>> relevance_conservation(BertForMaskedLM(config).double(), batch, "alpha_beta").error < 1e-9
         True
     """
+    if rule == "attn_lrp":
+        raise ValueError(
+            "rule='attn_lrp' does not conserve relevance: softmax keeps a part; check 'ratio' or 'alpha_beta'."
+        )
     locate_heads(model)  # raises ValueError unless it is a model
     arrived, kept, predictions, error = 0.0, 0.0, 0, 0.0
     propagation = Propagation(model, Rule(rule, epsilon), keep_constants=True)

@@ -17,12 +17,13 @@ from transformers import ElectraForPreTraining, PreTrainedModel
 from transformers.utils import ModelOutput, find_labels
 
 from ...models.compat import ACT2CLS
-from ...models.head_roles import HeadLayer
+from ...models.head_roles import HeadLayer, locate_heads
 from ...models.ignored_labels import is_labelled
 from ...models.precision import at_least_single
+from ..model_parts import block_of
 from ..model_views import ModelView, evaluation_view
 from ..running import batches_of, is_seq2seq, real_tokens
-from .rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule
+from .rules import CENTRING, MATRIX, TOTAL, Linear, LinearMap, MatrixProduct, PassThrough, Product, Rule, Softmax
 
 
 def _is_neuron(value: Any) -> bool:
@@ -37,7 +38,10 @@ def _pass_through(propagation: "Propagation", operation: Callable, inputs, *args
 def _softmax(propagation: "Propagation", operation: Callable, inputs, *args, dtype=None, **kwargs):
     # Many models request single precision, which would round double-precision relevance.
     dtype = None if dtype is None else torch.promote_types(dtype, inputs.dtype)
-    return _pass_through(propagation, operation, inputs, *args, dtype=dtype, **kwargs)
+    if not propagation.rule.halves:
+        return _pass_through(propagation, operation, inputs, *args, dtype=dtype, **kwargs)
+    output = operation(inputs.detach(), *args, dtype=dtype, **kwargs)
+    return Softmax.apply(inputs, output, kwargs.get("dim", args[0] if args else -1))
 
 
 def _weighted(propagation: "Propagation", operation: Callable, inputs, weight, bias=None):
@@ -135,25 +139,33 @@ class Propagation(TorchFunctionMode):
         rule (`Rule`): The rule for sums and products.
         layers (iterable of `HeadLayer`): Layers whose inputs of the output projection are recorded.
         keep_constants (`bool`): Whether to record added constants.
+        keep_entries (`bool`): Whether to record the inputs of the first layers.
 
     Attributes:
         contexts (`list[tuple[HeadLayer, torch.Tensor]]`): Inputs of the output projections, in order.
         inputs, constants (`list[torch.Tensor]`): Where relevance ends: embeddings, and added constants.
+        entries (`dict[str, torch.Tensor]`): Inputs of the first layer of each stack, by kind of site.
     """
 
     def __init__(
-        self, model: PreTrainedModel, rule: Rule, layers: Iterable[HeadLayer] = (), keep_constants: bool = False
+        self,
+        model: PreTrainedModel,
+        rule: Rule,
+        layers: Iterable[HeadLayer] = (),
+        keep_constants: bool = False,
+        keep_entries: bool = False,
     ):
         super().__init__()
         self.model, self.rule, self.keep_constants = model, rule, keep_constants
         self.contexts: list[tuple[HeadLayer, torch.Tensor]] = []
         self.inputs: list[torch.Tensor] = []
         self.constants: list[torch.Tensor] = []
+        self.entries: dict[str, torch.Tensor] = {}
         self._running: list[nn.Module] = []
         self._elementwise = 0  # nesting depth of activation modules
         present = [layer for layer in layers if layer.heads]
         self._expected = {layer.site for layer in present}
-        self._view = self._prepared_view(present)
+        self._view = self._prepared_view(present, keep_entries)
 
     def __torch_function__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -198,7 +210,7 @@ class Propagation(TorchFunctionMode):
         output = inputs.detach() @ matrix
         return self.sums(inputs, bias, output if bias is None else output + bias, matrix, MATRIX)
 
-    def _prepared_view(self, layers: list[HeadLayer]) -> ModelView:
+    def _prepared_view(self, layers: list[HeadLayer], keep_entries: bool) -> ModelView:
         """A view of the model in evaluation mode, with constant weights and hooks."""
         view = evaluation_view(self.model)
         view.name_attention(self.model, lambda part, before: "eager")
@@ -208,10 +220,17 @@ class Propagation(TorchFunctionMode):
             view.after(module, self._leave)
         for layer in layers:
             view.before(layer.output, partial(self._keep, layer))
+        for layer in locate_heads(self.model) if keep_entries else ():
+            if layer.site.layer == 0 and layer.site.kind != "cross":
+                view.before(block_of(self.model, layer), partial(self._keep_entry, layer.site.kind))
         return view
 
     def _keep(self, layer: HeadLayer, projection: nn.Module, inputs: tuple, keywords: dict) -> None:
         self.contexts.append((layer, inputs[0]))
+
+    def _keep_entry(self, kind: str, block: nn.Module, inputs: tuple, keywords: dict) -> None:
+        # One module may serve several layers.
+        self.entries.setdefault(kind, inputs[0] if inputs else keywords["hidden_states"])
 
     def _enter(self, module: nn.Module, inputs: tuple, keywords: dict) -> None:
         self._running.append(module)
@@ -259,7 +278,7 @@ class Propagation(TorchFunctionMode):
 
     def _read(self, batch: dict[str, Any], number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Top-1 logits, (sentences, positions), and which of them are predictions."""
-        for found in (self.contexts, self.inputs, self.constants):
+        for found in (self.contexts, self.inputs, self.constants, self.entries):
             found.clear()
         inputs = _without_labels(self.model, batch)
         inputs |= {k: self._input(v) for k, v in inputs.items() if k.endswith("inputs_embeds") and v is not None}

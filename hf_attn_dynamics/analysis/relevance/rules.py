@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 
-RULES = ("ratio", "alpha_beta")
+RULES = ("ratio", "alpha_beta", "attn_lrp")
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -48,6 +48,11 @@ class Rule:
         if isinstance(self.epsilon, bool) or not isinstance(self.epsilon, (int, float)) or not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must be a number between 0 and 1, got {self.epsilon!r}.")
 
+    @property
+    def halves(self) -> bool:
+        """Whether both factors of a product get half of its relevance (Achtibat et al. 2024)."""
+        return self.name == "attn_lrp"
+
     def reciprocal_(self, denominator: torch.Tensor) -> torch.Tensor:
         """1 / denominator, clamped to ±1 / ε; in place."""
         return denominator.reciprocal_().clamp_(-1 / self.epsilon, 1 / self.epsilon)
@@ -62,7 +67,7 @@ class Rule:
         bilinear: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> _Distribution:
         """Relevance of the summands of `output = bilinear(left, right) + bias`."""
-        if self.name == "ratio":
+        if self.name != "alpha_beta":
             c = relevance * self.reciprocal_(output.clone())
             return _Distribution([(c, [(left, right)])], c * bias, self._kept(relevance, c, output))
         (left_up, left_down), (right_up, right_down), (bias_up, bias_down) = map(_signed_parts, (left, right, bias))
@@ -82,7 +87,7 @@ class Rule:
 
     def factors(self, first: torch.Tensor, second: torch.Tensor) -> Pair:
         """The values in proportion to which the factors of a product get relevance."""
-        return (first, second) if self.name == "ratio" else (first.abs(), second.abs())
+        return (first.abs(), second.abs()) if self.name == "alpha_beta" else (first, second)
 
 
 def _signed_parts(values: torch.Tensor) -> Pair:
@@ -100,6 +105,26 @@ class PassThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx, relevance):
         return relevance, None
+
+
+class Softmax(torch.autograd.Function):
+    """Softmax by its first-order expansion: `x · (R − s · Σ R)` for inputs x, outputs s and their relevance R.
+
+    The constant of the expansion keeps the rest (Achtibat et al. 2024, proposition 3.1).
+    """
+
+    @staticmethod
+    def forward(ctx, inputs, output, dim):
+        ctx.save_for_backward(inputs, output)
+        ctx.dim = dim
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx, relevance):
+        inputs, output = ctx.saved_tensors
+        slope = relevance - output * relevance.sum(ctx.dim, keepdim=True)
+        # Masked inputs may be infinite.
+        return torch.where(output > 0, inputs * slope, 0), None, None
 
 
 class Linear(torch.autograd.Function):
@@ -191,6 +216,8 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, relevance):
+        if ctx.rule.halves:
+            return relevance / 2, relevance / 2, None
         first, second = ctx.rule.factors(*ctx.saved_tensors)
         of_first = relevance * first * ctx.rule.reciprocal_(first + second)
         return of_first, relevance - of_first, None
@@ -227,6 +254,9 @@ def _distribute_to_factors(rule: Rule, relevance, left, right, output) -> Pair:
     # Not to masked keys.
     used = left.ne(0)
     kept = used * parts.kept.sum(-1, keepdim=True) / used.sum(-1, keepdim=True).clamp(min=1)
+    if rule.halves:
+        c = parts.terms[0][0]
+        return left * (c @ right.mT) / 2 + kept, right * (left.mT @ c) / 2
     # Attention weights have no negative part.
     terms = [(c, [pair for pair in pairs if pair[0].any()]) for c, pairs in parts.terms]
     of_left, of_right = _split_products(rule, [term for term in terms if term[1]], *rule.factors(left, right))

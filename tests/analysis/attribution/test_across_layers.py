@@ -8,11 +8,12 @@ from tiny_models import batch_for, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import global_contribution, local_contribution, prune_heads
 from hf_attn_dynamics.analysis.attribution import across_layers
+from hf_attn_dynamics.analysis.model_parts import block_of
 from hf_attn_dynamics.models.head_roles import locate_heads
 
 
 def first_block(body, number=0):
-    return across_layers._block_of(body, locate_heads(body)[number])
+    return block_of(body, locate_heads(body)[number])
 
 
 @pytest.mark.parametrize(

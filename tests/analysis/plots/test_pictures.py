@@ -11,6 +11,7 @@ import pytest
 import torch
 from figure_texts import overlaps, smallest_text
 
+from hf_attn_dynamics.analysis.attribution.faithfulness import Faithfulness
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES, MapCorrelation
 from hf_attn_dynamics.analysis.head_scores import HeadScores
 from hf_attn_dynamics.analysis.head_timeline import HeadTimeline
@@ -60,6 +61,7 @@ ARGUMENTS = {
     "plot_attended": [{"": {"FC": ([0, 10], (0.2, 0.5), (8, 3))}}, "data"],
     "plot_centers_of_mass": [{"attention": OFFSETS, "contribution": SCORES}, "data"],
     "plot_copying_curves": [{"task": {"control": [[0.1, 0.5, 1.0]]}}, 0.99, "data"],
+    "plot_faithfulness": [{"attention": Faithfulness(values(3), values(3), values(3), 9)}, "data"],
     "plot_functions_kept": [{"all": {"heads": 4, "none": 2, "rare words": None}, "pruned": {"heads": 2, "none": 0}}],
     "plot_gate_history": [
         [0, 5],

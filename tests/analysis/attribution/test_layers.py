@@ -1,0 +1,143 @@
+# Licensed under the Apache License, Version 2.0.
+"""Contributions through whole layers (ALTI, GlobEnc), against one pair of tokens after the other."""
+
+import pytest
+import torch
+from stock_models import build_stock
+from tiny_models import UNEVEN, padded_batch, tiny_model, vivid
+
+from hf_attn_dynamics import layer_contribution, prune_heads
+
+
+SENTENCES = [[5, 9, 7, 12], [8, 6], [4, 6, 11]]
+
+
+def normal(norm, vector, inputs):
+    """A layer norm of `inputs` as a linear map of one of its summands."""
+    deviation = (inputs.var(correction=0) + norm.eps).sqrt()
+    return (vector - vector.mean()) / deviation * norm.weight
+
+
+@torch.no_grad()
+def slow_bert(model, ids, method):
+    """Contributions within the layers of a BERT, `(layers, query, key)`."""
+    outputs = model(torch.tensor([ids]), output_hidden_states=True, output_attentions=True)
+    tables = []
+    for layer, states, maps in zip(model.encoder.layer, outputs.hidden_states, outputs.attentions):
+        states, maps = states[0], maps[0].double()
+        attention, output = layer.attention.self, layer.attention.output
+        size = attention.attention_head_size
+        attended = torch.zeros_like(states)
+        parts = torch.zeros(len(ids), len(ids), states.shape[-1]).double()
+        for i in range(len(ids)):
+            for j in range(len(ids)):
+                for head, weights in enumerate(maps):
+                    at = slice(head * size, (head + 1) * size)
+                    value = attention.value(states[j])[at]
+                    parts[i, j] += weights[i, j] * (output.dense.weight[:, at] @ value)
+            parts[i, i] += states[i]
+            attended[i] = parts[i].sum(0) + output.dense.bias
+        table = torch.zeros(len(ids), len(ids)).double()
+        for i in range(len(ids)):
+            after = output.LayerNorm(attended[i])
+            inner = layer.output.dense(layer.intermediate(after))
+            for j in range(len(ids)):
+                part = normal(output.LayerNorm, parts[i, j], attended[i])
+                if method == "alti":
+                    table[i, j] = max(0, float(after.abs().sum() - (after - part).abs().sum()))
+                else:
+                    table[i, j] = normal(layer.output.LayerNorm, part, after + inner).norm()
+        tables.append(table / table.sum(-1, keepdim=True))
+    return torch.stack(tables)
+
+
+@pytest.mark.parametrize("method", ["alti", "globenc"])
+def test_post_norm_layers_are_those_of_one_pair_after_the_other(method):
+    model = vivid(build_stock("bert").bert).double().eval()
+    model.set_attn_implementation("eager")
+    for ids in SENTENCES:
+        expected = slow_bert(model, ids, method)
+        found = layer_contribution(model, {"input_ids": torch.tensor([ids])}, method, aggregate=False)
+        torch.testing.assert_close(found[:, 0], expected, rtol=1e-6, atol=1e-9)
+        rolled = layer_contribution(model, {"input_ids": torch.tensor([ids])}, method)
+        torch.testing.assert_close(rolled[1, 0], expected[1] @ expected[0], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(rolled[2, 0], expected[2] @ expected[1] @ expected[0], rtol=1e-6, atol=1e-9)
+
+
+@torch.no_grad()
+def slow_llama(model, ids):
+    """Contributions within the layers of a Llama by ALTI."""
+    outputs = model(torch.tensor([ids]), output_hidden_states=True, output_attentions=True, use_cache=False)
+    tables = []
+    for layer, states, maps in zip(model.layers, outputs.hidden_states, outputs.attentions):
+        states, maps, attention = states[0], maps[0].double(), layer.self_attn
+        values = attention.v_proj(layer.input_layernorm(states)).unflatten(-1, (-1, attention.head_dim))
+        table = torch.zeros(len(ids), len(ids)).double()
+        for i in range(len(ids)):
+            parts = torch.zeros(len(ids), states.shape[-1]).double()
+            for j in range(i + 1):
+                for head, weights in enumerate(maps):
+                    at = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
+                    value = values[j, head // attention.num_key_value_groups]
+                    parts[j] += weights[i, j] * (attention.o_proj.weight[:, at] @ value)
+            parts[i] += states[i]
+            after = parts.sum(0)
+            for j in range(len(ids)):
+                table[i, j] = max(0, float(after.abs().sum() - (after - parts[j]).abs().sum()))
+        tables.append(table / table.sum(-1, keepdim=True))
+    return torch.stack(tables)
+
+
+def test_pre_norm_layers_are_those_of_one_pair_after_the_other():
+    model = vivid(build_stock("llama").model).double().eval()
+    model.set_attn_implementation("eager")
+    for ids in SENTENCES:
+        found = layer_contribution(model, {"input_ids": torch.tensor([ids])}, aggregate=False)
+        torch.testing.assert_close(found[:, 0], slow_llama(model, ids), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("bert", "alti"), ("bert", "globenc"), ("gpt2", "alti"), ("qwen3", "alti")]
+)
+def test_padding_and_batches_change_nothing_and_rows_sum_to_one(name, method):
+    model = vivid(build_stock(name)).double().eval()
+    together = layer_contribution(model, padded_batch(SENTENCES, pad=1), method)
+    for number, ids in enumerate(SENTENCES):
+        own, size = together[:, number], len(ids)
+        alone = layer_contribution(model, {"input_ids": torch.tensor([ids])}, method)
+        torch.testing.assert_close(own[:, :size, :size], alone[:, 0], rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(own[:, :size].sum(-1), torch.ones(len(own), size, dtype=own.dtype))
+        assert (own[:, size:] == 0).all()
+        assert (own[:, :, size:] == 0).all()
+
+
+def test_removed_heads_and_closed_gates_contribute_nothing():
+    model = vivid(tiny_model("bert", "Model", gates={})).double().eval()
+    batch = {"input_ids": torch.tensor([[5, 9, 7, 12]])}
+    for site, gate in model.head_gates().items():
+        gate.log_alpha.data.fill_(3.0)
+        gate.log_alpha.data[UNEVEN["bert"][site.layer]] = -3.0
+    closed = layer_contribution(model, batch)
+    pruned = layer_contribution(prune_heads(model, UNEVEN["bert"]), batch)
+    torch.testing.assert_close(closed, pruned, rtol=1e-6, atol=1e-9)
+    # A layer without heads leaves each token to itself.
+    alone = layer_contribution(model, batch, aggregate=False)[1, 0]
+    torch.testing.assert_close(alone, torch.eye(4).double())
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "message"),
+    [
+        ("bert", "decompx", "method must be one of 'alti', 'globenc', got 'decompx'"),
+        (
+            "llama",
+            "globenc",
+            "GlobEnc is defined for post-norm layers, which LlamaDecoderLayer of LlamaForCausalLM is not",
+        ),
+        ("distilbert", "alti", "the norms of TransformerBlock of DistilBertForMaskedLM are not known"),
+        ("gemma2", "alti", "Gemma2DecoderLayer of Gemma2ForCausalLM normalizes the output of its attention"),
+    ],
+)
+def test_what_is_not_defined_is_named(name, method, message):
+    with pytest.raises(ValueError, match=message):
+        layer_contribution(build_stock(name), {"input_ids": torch.tensor([[5, 6]])}, method)
