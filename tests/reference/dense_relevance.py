@@ -154,8 +154,10 @@ class Layer:
 
 @torch.no_grad()
 def dense_relevance(model, ids, position, rule):
-    """Relevance for the top-1 logit at a position, if the logit has relevance 1: of each head, `(layers, heads)`, and of
-    the input of the first layer at each position, `(tokens,)`."""
+    """Relevance for the top-1 logit at a position, if the logit has relevance 1.
+
+    Returns that of each head, `(layers, heads)`, and of the input of the first layer at each position, `(tokens,)`.
+    """
     embeddings, head = model.bert.embeddings, model.cls.predictions
     x = embeddings.LayerNorm(
         embeddings.word_embeddings.weight[ids]

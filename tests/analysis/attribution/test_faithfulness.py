@@ -100,7 +100,7 @@ def test_the_batch_stays_as_it_was():
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         (
             {"attribution": torch.zeros(3, 2)},
-            r"attribution must have shape \(3, 8\), one number per token, got \(3, 2\)",
+            r"attribution must have shape \(3, 8\), .* got \(3, 2\)",
         ),
         ({"attribution": torch.full((3, 8), torch.nan)}, "attribution must be finite at all tokens"),
         ({"batch": {"input_ids": torch.zeros(8).long()}}, r"batch needs input_ids of shape \(batch, length\)"),

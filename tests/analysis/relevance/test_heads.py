@@ -357,7 +357,7 @@ IDS = {"input_ids": torch.tensor([[5, 6, 7]])}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "gamma"}, "rule must be one of 'ratio', 'alpha_beta', got 'gamma'"),
+        ({"rule": "gamma"}, "rule must be one of 'ratio', 'alpha_beta', 'attn_lrp', got 'gamma'"),
         ({"epsilon": 0}, "epsilon must be a number between 0 and 1, got 0"),
         ({"normalize": "l2"}, "normalize must be 'sum', 'absolute' or None, got 'l2'"),
         ({"chunk_size": 0}, "chunk_size must be an integer of at least 1, got 0"),
