@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import padded_batch, ragged_sentences, stock_config, vivid
-from transformers import BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
+from hf_attn_dynamics.data import train_byte_level_bpe
 from hf_attn_dynamics.models.cost_table import CostTable
 from hf_attn_dynamics.recipes.arguments.parsing import parse_yaml_or_flags
 from hf_attn_dynamics.recipes.run import flags_of
@@ -113,6 +114,27 @@ def test_a_summary_goes_to_the_file_that_output_names(tmp_path):
     load("pruned_latency").main(args)
     [row] = json.loads(path.read_text())["rows"]
     assert (row["model"], row["batch"], row["length"]) == ("12% of 72 heads", 1, 4)
+
+
+def test_attributions_are_ranked_by_their_faithfulness(tmp_path, capsys):
+    tokenizer = train_byte_level_bpe(["the cat sat on the mat", "the dog ran"], 300, kind="bert")
+    tokenizer.save_pretrained(tmp_path / "model")
+    config = BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8
+    )
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.tsv").write_text("the cat sat on the mat\t1\nthe dog ran\t0\nthe cat ran\t1\n")
+    words = ["--model", tmp_path / "model", "--data", tmp_path / "text.tsv", "--batch_size", "2", "--steps", "3"]
+    module = load("attribution_faithfulness")
+    summary = module.main(parse("attribution_faithfulness", *map(str, words), "--output_dir", str(tmp_path / "out")))
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
+    assert {row["method"] for row in summary["rows"]} == module.METHODS.keys()
+    gaps = [row["gap"] for row in summary["rows"]]
+    assert gaps == sorted(gaps, reverse=True)
+    assert all(row["seconds"] > 0 for row in summary["rows"])
+    assert summary["texts"] == 3
+    assert (tmp_path / "out" / "faithfulness.png").is_file()
+    assert "attn_lrp: gap" in capsys.readouterr().out
 
 
 def test_predicted_and_measured_speedups_are_compared(tmp_path, capsys):

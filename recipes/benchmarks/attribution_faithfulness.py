@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0.
+"""Which attribution a classifier of sentences follows most: attention, rollout, contributions, relevance, gradients.
+
+    python recipes/benchmarks/attribution_faithfulness.py --model runs/sst2/dense --data data/sst2/dev.tsv
+    python recipes/benchmarks/attribution_faithfulness.py --methods rollout attn_lrp --output_dir runs/faithfulness
+
+The model, an encoder with a classifier, reads texts with labels, of which only the texts are used. Each method assigns
+a number to each token for the prediction; tokens other than special ones are then removed in the order of these
+numbers (`faithfulness`). All methods take the same texts. The seconds of each method are those of attributing all
+texts, in batches: the median of `--rounds` measurements.
+
+Keys of `summary.json`: `rows`, one for each method, the highest gap first: `method`, `gap`, `comprehensiveness`,
+`sufficiency`, and `seconds`; `texts`, their number; `tokens`, the mean number of tokens; and the settings.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from benchmarking import BenchmarkArguments, write_summary
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+import hf_attn_dynamics  # noqa: F401  (models without some heads)
+from hf_attn_dynamics import (
+    Faithfulness,
+    attention_maps,
+    attention_rollout,
+    faithfulness,
+    global_contribution,
+    layer_contribution,
+    plot_faithfulness,
+    token_relevance,
+    value_weighted_attention,
+)
+from hf_attn_dynamics._tables import format_table
+from hf_attn_dynamics.analysis.sentences import padded
+from hf_attn_dynamics.data import load_classification
+from hf_attn_dynamics.recipes.arguments.base import check_names, flag
+from hf_attn_dynamics.recipes.run import run_recipe
+
+
+Batch = dict[str, torch.Tensor]
+POINTS = 20  # on the path of integrated gradients
+
+
+def of_first_token(maps: torch.Tensor) -> torch.Tensor:
+    """Contributions to the first token, `(batch, tokens)`, of maps `(batch, query, key)`."""
+    return maps[:, 0]
+
+
+def attention(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    return of_first_token(attention_maps(model, batch)["encoder"][-1].nanmean(1))
+
+
+def rollout(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    return of_first_token(attention_rollout(attention_maps(model, batch)["encoder"])[-1])
+
+
+def value_weighted_rollout(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    return of_first_token(attention_rollout(value_weighted_attention(model, batch, projected=True))[-1])
+
+
+def hidden_token_attribution(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    return of_first_token(global_contribution(model, batch)[-1].nanmean(1))
+
+
+def gradients(model: PreTrainedModel, batch: Batch, points: int) -> torch.Tensor:
+    """Integrated gradients from embeddings of zeros, `(batch, tokens)`; gradient × input for a single point."""
+    embedded = model.get_input_embeddings()(batch["input_ids"]).detach()
+    others = {name: value for name, value in batch.items() if name != "input_ids"}
+    with torch.no_grad():
+        predicted = model(**batch).logits.argmax(-1, keepdim=True)
+    total = torch.zeros_like(embedded)
+    for point in range(points):
+        inputs = (embedded * ((point + 0.5) / points if points > 1 else 1.0)).requires_grad_()
+        logit = model(inputs_embeds=inputs, **others).logits.gather(1, predicted).sum()
+        total += torch.autograd.grad(logit, inputs)[0] / points
+    return (total * embedded).sum(-1)
+
+
+METHODS: dict[str, Callable[[PreTrainedModel, Batch], torch.Tensor]] = {
+    "random": lambda model, batch: torch.rand(batch["input_ids"].shape),
+    "attention": attention,
+    "rollout": rollout,
+    "value_weighted_rollout": value_weighted_rollout,
+    "hidden_token_attribution": hidden_token_attribution,
+    "alti": lambda model, batch: of_first_token(layer_contribution(model, batch)[-1]),
+    "globenc": lambda model, batch: of_first_token(layer_contribution(model, batch, "globenc")[-1]),
+    "gradient_times_input": lambda model, batch: gradients(model, batch, 1),
+    "integrated_gradients": lambda model, batch: gradients(model, batch, POINTS),
+    "lrp_ratio": lambda model, batch: token_relevance(model, batch, "ratio")["encoder"][:, 0],
+    "lrp_alpha_beta": lambda model, batch: token_relevance(model, batch, "alpha_beta")["encoder"][:, 0],
+    "attn_lrp": lambda model, batch: token_relevance(model, batch)["encoder"][:, 0],
+}
+
+
+@dataclass
+class FaithfulnessArguments(BenchmarkArguments):
+    """Model, texts and methods."""
+
+    model: str = flag("runs/prune_heads/dense", "Checkpoint of a classifier of sentences, a post-norm encoder.")
+    data: list[str] = flag(["data/sst2/dev.tsv"], "Files with texts and labels.")
+    methods: list[str] | None = flag(None, f"Methods: {', '.join(METHODS)}; all by default.")
+    rounds: int = flag(1, "Number of times that each method is timed.")
+    max_examples: int = flag(200, "Number of texts: the first ones.")
+    max_length: int = flag(64, "Maximum number of tokens; longer texts are cut.")
+    batch_size: int = flag(16, "Batch size, in texts.")
+    steps: int = flag(10, "Number of steps in which tokens are removed.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.methods is not None:
+            check_names("methods", self.methods, METHODS)
+        self.check_at_least(1, "max_examples", "max_length", "batch_size", "steps")
+
+
+def merged(parts: list[Faithfulness]) -> Faithfulness:
+    """The mean over all sentences of several results."""
+    total = sum(part.sentences for part in parts)
+
+    def mean(name: str) -> torch.Tensor:
+        return sum(getattr(part, name) * part.sentences for part in parts) / total
+
+    return Faithfulness(parts[0].removed, mean("most_first"), mean("least_first"), total)
+
+
+def main(args: FaithfulnessArguments) -> dict:
+    """Runs the benchmark; returns the summary."""
+    args.use_threads()
+    torch.manual_seed(args.seed)
+    model = AutoModelForSequenceClassification.from_pretrained(args.model).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    texts = load_classification(args.data)["text"][: args.max_examples]
+    encoded = tokenizer(texts, truncation=True, max_length=args.max_length)["input_ids"]
+    order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
+    batches = [
+        padded([encoded[number] for number in order[start : start + args.batch_size]], tokenizer.pad_token_id)
+        for start in range(0, len(order), args.batch_size)
+    ]
+    results, rows = {}, []
+    for name in args.methods or METHODS:
+        seconds = []
+        for _ in range(args.rounds):
+            start = time.perf_counter()
+            found = [METHODS[name](model, batch) for batch in batches]
+            seconds.append(time.perf_counter() - start)
+        parts = [
+            faithfulness(model, batch, own, args.steps, tokenizer.all_special_ids)
+            for batch, own in zip(batches, found)
+        ]
+        results[name] = one = merged(parts)
+        rows.append(
+            {
+                "method": name,
+                "gap": one.gap,
+                "comprehensiveness": one.comprehensiveness,
+                "sufficiency": one.sufficiency,
+                "seconds": statistics.median(seconds),
+            }
+        )
+        print(f"{name}: gap {one.gap:.3f}, {rows[-1]['seconds']:.1f} s", flush=True)
+    rows.sort(key=lambda row: -row["gap"])
+    print(format_table(list(rows[0]), [list(row.values()) for row in rows]))
+    if args.summary_path is not None:
+        ranked = {row["method"].replace("_", " "): results[row["method"]] for row in rows}
+        title = f"{Path(args.model).name}, {len(texts)} texts"
+        args.summary_path.parent.mkdir(parents=True, exist_ok=True)
+        plot_faithfulness(ranked, args.summary_path.parent / "faithfulness.png", title)
+    tokens = sum(map(len, encoded)) / len(encoded)
+    return write_summary(args, {"rows": rows, "texts": len(texts), "tokens": tokens})
+
+
+if __name__ == "__main__":
+    run_recipe(main)
