@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """What each head of a checkpoint is known as: [`name_heads`] runs observers on built-in probes."""
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...models.head_roles import locate_heads
 from ..head_scores import BestHead, Head, HeadScores
 from ..notebook import html_table
 from ..observers.base import Observer
@@ -22,9 +22,9 @@ from ..observers.sinks import AttentionSink, SinkAttention
 from ..observers.token_relations import InductionScore, LocalAttention, PreviousToken, TargetAttention
 from ..observers.token_roles import DuplicateTokens, RetrievalScore
 from ..results import Result
-from ..running import arguments_of, is_seq2seq, longest_input, on_device, reader_of
-from ..sentences import Sentences, batches_by_length, padded
+from ..running import arguments_of, is_seq2seq, reader_of
 from .copying import copying_scores
+from .probes import ANSWER, Probes
 
 
 if TYPE_CHECKING:
@@ -63,17 +63,6 @@ NAMES = {
     "delimiters": _Name(TEXTS, 0.5, "mean attention to special tokens"),
 }
 WINDOW, SINKS = 16, 4
-ANSWER = 6  # tokens of a needle
-PLACES = (
-    "the garden",
-    "the library",
-    "the harbour",
-    "the old mill",
-    "the station",
-    "the museum",
-    "the bakery",
-    "the bridge",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +204,7 @@ def name_heads(
     for argument, value in (("sequences", sequences), ("length", length), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{argument} must be at least 1, got {value}.")
-    probes = _Probes(model, tokenizer, texts, sequences, length, batch_size, seed)
+    probes = Probes(model, tokenizer, texts, sequences, length, batch_size, seed)
     found: dict[str, tuple[HeadScores, dict[str, float]]] = {}
     not_measured: dict[str, str] = {}
     measurements: tuple[Callable[[], dict], ...] = (
@@ -244,104 +233,7 @@ def name_heads(
     )
 
 
-class _Probes:
-    """What the model reads, as lists of token ids."""
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        texts: Sequence[str] | None,
-        sequences: int,
-        length: int,
-        batch_size: int,
-        seed: int,
-    ):
-        self.model, self.tokenizer, self.texts = model, tokenizer, texts
-        self.sequences, self.batch_size, self.random = sequences, batch_size, random.Random(seed)
-        self.longest = longest_input(model)
-        special = _special_ids(model, tokenizer)
-        size = model.get_input_embeddings().num_embeddings
-        known = size if tokenizer is None else min(size, len(tokenizer))
-        self.words = [token for token in range(known) if token not in special]
-        begin = _begin_id(model, tokenizer)
-        self.begin = begin if begin is not None and begin < size else None
-        limit = length if self.longest is None else min(length, (self.longest - 1) // 2)
-        self.length = min(limit, len(self.words))
-        if self.length < 2:
-            raise ValueError(
-                f"random sequences need at least two tokens that can be repeated, but {type(model).__name__} has "
-                f"{len(self.words)} tokens that are not special, and reads {self.longest}."
-            )
-
-    @property
-    def start(self) -> list[int]:
-        return [] if self.begin is None else [self.begin]
-
-    def repeats(self) -> list[list[int]]:
-        """Sequences of different random tokens, twice."""
-        drawn = [self.random.sample(self.words, self.length) for _ in range(self.sequences)]
-        return [[*self.start, *tokens, *tokens] for tokens in drawn]
-
-    def paragraphs(self) -> list[list[int]]:
-        """The texts; embedded sentences in paragraphs of five by default."""
-        if self.texts is not None:
-            given = list(self.texts)
-        else:
-            # Imported here: reading data needs the library `datasets`, which importing this package does not.
-            from ...data import embedded_sentences
-
-            sentences = [tree.text for tree in embedded_sentences()]
-            given = [" ".join(sentences[start : start + 5]) for start in range(0, len(sentences), 5)]
-        return Sentences(given, self.model, self.tokenizer, shortest=2, name="texts").ids
-
-    def needles(self) -> list[list[int]]:
-        """Text with a code of random tokens, and the question for it with its answer, [`ANSWER`] tokens."""
-        assert self.tokenizer is not None
-        encode = partial(self.tokenizer.encode, add_special_tokens=False)
-        text = [token for paragraph in self.paragraphs() for token in paragraph if token in self._usable]
-        found = []
-        for number in range(self.sequences):
-            question = encode(f" The code of {PLACES[number % len(PLACES)]} is")
-            answer = self.random.sample(self._codes(text, question), ANSWER)
-            room = (self.longest or len(text) + 4096) - len(self.start) - 2 * (len(question) + ANSWER)
-            around = text[: max(room, 0)]
-            place = self.random.randint(0, len(around))
-            needle = [*question, *answer]
-            found.append([*self.start, *around[:place], *needle, *around[place:], *needle])
-        if self.longest is not None:
-            found = [tokens for tokens in found if len(tokens) <= self.longest]
-        return found
-
-    @property
-    def _usable(self) -> set[int]:
-        return set(self.words)
-
-    def _codes(self, *others: Sequence[int]) -> list[int]:
-        """Tokens that occur nowhere else."""
-        used = {token for other in others for token in other}
-        return [token for token in self.words if token not in used]
-
-    def batches(self, sequences: list[list[int]]) -> Iterator[dict[str, torch.Tensor]]:
-        for some in batches_by_length(sequences, self.batch_size):
-            yield on_device(padded(some, self.model.config.pad_token_id), self.model)
-
-
-def _special_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> set[int]:
-    named = [getattr(model.config, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "sep", "cls", "mask")]
-    ids = {one for given in named if given is not None for one in (given if isinstance(given, list) else [given])}
-    return ids | set(() if tokenizer is None else tokenizer.all_special_ids)
-
-
-def _begin_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
-    """The token that sentences begin with, if any."""
-    if tokenizer is None:
-        return getattr(model.config, "bos_token_id", None)
-    encoded = tokenizer.encode("a")
-    return encoded[0] if encoded and encoded[0] in tokenizer.all_special_ids else None
-
-
-def _seen(model: PreTrainedModel, probes: _Probes, sequences: list[list[int]], *observers: Observer) -> dict[str, Any]:
+def _seen(model: PreTrainedModel, probes: Probes, sequences: list[list[int]], *observers: Observer) -> dict[str, Any]:
     """Results of observers on some sequences."""
     reader = reader_of(model)
     with torch.no_grad(), observe(reader, *observers, tokenizer=probes.tokenizer) as seen:
@@ -350,7 +242,7 @@ def _seen(model: PreTrainedModel, probes: _Probes, sequences: list[list[int]], *
     return seen.results()
 
 
-def _of_repeats(model: PreTrainedModel, probes: _Probes) -> dict[str, Any]:
+def _of_repeats(model: PreTrainedModel, probes: Probes) -> dict[str, Any]:
     sequences = probes.repeats()
     results = _seen(model, probes, sequences, InductionScore([]), PreviousToken(), DuplicateTokens([]))
     found = {
@@ -369,22 +261,23 @@ def _of_repeats(model: PreTrainedModel, probes: _Probes) -> dict[str, Any]:
     return {**found, "copying": (copying, dict.fromkeys(copying, 0.5))}
 
 
-def _of_needles(model: PreTrainedModel, probes: _Probes) -> dict[str, Any]:
+def _of_needles(model: PreTrainedModel, probes: Probes) -> dict[str, Any]:
     if not _is_causal(model):
         return {"retrieval": "only causal language models are measured."}
     if probes.tokenizer is None:
         return {"retrieval": "text needs a tokenizer."}
-    sequences = probes.needles()
-    if not sequences:
-        return {"retrieval": f"the model reads {probes.longest} tokens, too few for a needle and a question."}
+    try:
+        sequences = probes.needles()
+    except ValueError as error:
+        return {"retrieval": str(error)}
     return {"retrieval": _scores_of(_seen(model, probes, sequences, RetrievalScore(ANSWER))["retrieval"])}
 
 
-def _of_text(model: PreTrainedModel, probes: _Probes) -> dict[str, Any]:
+def _of_text(model: PreTrainedModel, probes: Probes) -> dict[str, Any]:
     names = ("sink", "local", "delimiters")
     if probes.tokenizer is None:
         return dict.fromkeys(names, "text needs a tokenizer.")
-    paragraphs = probes.paragraphs()
+    paragraphs = probes.paragraphs
     observers: list[Observer] = [AttentionSink(), LocalAttention(WINDOW, SINKS), DelimiterAttention()]
     results = _seen(model, probes, paragraphs, *observers)
     found = {"sink": _scores_of(results["sink"]), "local": _scores_of(results["local_attention"])}
@@ -410,6 +303,4 @@ def _scores_of(result: Any) -> tuple[HeadScores, dict[str, float]]:
 
 def _is_causal(model: PreTrainedModel) -> bool:
     """Whether the model is a causal language model, or its base."""
-    from ...models.head_roles import locate_heads
-
     return not is_seq2seq(model) and all(layer.site.kind == "decoder" for layer in locate_heads(reader_of(model)))

@@ -12,7 +12,8 @@ from tiny_models import vivid
 import hf_attn_dynamics as had
 from hf_attn_dynamics.analysis.attribution.trace import trace_attention
 from hf_attn_dynamics.analysis.heads.copying import final_norm
-from hf_attn_dynamics.analysis.heads.names import ANSWER, NAMES, _Probes
+from hf_attn_dynamics.analysis.heads.names import NAMES
+from hf_attn_dynamics.analysis.heads.probes import ANSWER, Probes
 from hf_attn_dynamics.data import embedded_sentences, train_byte_level_bpe
 
 
@@ -103,7 +104,7 @@ def test_copying_needs_a_language_model():
 
 def test_probes_are_what_they_say(tokenizer):
     model = decoder(vocab_size=len(tokenizer), max_position_embeddings=512)
-    probes = _Probes(model, tokenizer, None, 4, 10, 2, 0)
+    probes = Probes(model, tokenizer, None, 4, 10, 2, 0)
     for tokens in probes.repeats():
         assert tokens[0] == tokenizer.bos_token_id
         assert tokens[1:11] == tokens[11:]
