@@ -1,11 +1,12 @@
 # Licensed under the Apache License, Version 2.0.
-"""When do induction heads form? Small language models learn to copy random tokens, and all heads are measured meanwhile.
+"""When do induction heads form? Small language models learn to copy random tokens, and heads are measured meanwhile.
 
     python recipes/benchmarks/induction.py --output_dir runs/induction
     python recipes/benchmarks/induction.py --architectures llama --max_steps 3000
 
-A model reads sequences of random tokens that are repeated once, and predicts the second half, which only attention to
-the first half can tell. Without it, the loss is the logarithm of the vocabulary. `HeadDynamicsCallback` measures
+A model reads sequences of random tokens that are repeated, and predicts the repeated ones. The number of tokens before
+they are repeated differs, so that positions do not tell which token to copy. By guessing, the loss is the logarithm of
+the vocabulary. `HeadDynamicsCallback` measures
 `InductionScore` and `PreviousToken` on other sequences. Models with one layer cannot learn it from attention alone:
 induction needs a head that reads the previous token below it (Olsson et al. 2022).
 
@@ -46,7 +47,7 @@ class InductionArguments(BenchmarkArguments):
     hidden_size: int = flag(64, "Hidden size.")
     num_attention_heads: int = flag(4, "Heads per layer.")
     vocab_size: int = flag(64, "Number of different tokens.")
-    length: int = flag(24, "Random tokens before they are repeated.")
+    length: int = flag(24, "Largest number of random tokens before they are repeated; half of it is the least.")
     batch_size: int = flag(32, "Sequences per step.")
     max_steps: int = flag(1500, "Training steps.")
     learning_rate: float = flag(3e-3, "Learning rate, with linear decay.")
@@ -62,7 +63,7 @@ class InductionArguments(BenchmarkArguments):
 
 
 class Repeats(Dataset):
-    """Random sequences that are repeated once; labels are the second half."""
+    """Random sequences that are repeated after `length / 2` to `length` tokens; labels are the repeated tokens."""
 
     def __init__(self, size: int, vocab_size: int, length: int, seed: int):
         self.size, self.vocab_size, self.length, self.seed = size, vocab_size, length, seed
@@ -72,11 +73,12 @@ class Repeats(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(self.seed + index)
-        tokens = torch.randint(self.vocab_size, (self.length,), generator=generator)
-        ids = torch.cat([tokens, tokens])
-        # The first token of the second half cannot be known.
+        period = int(torch.randint(self.length // 2, self.length + 1, (), generator=generator))
+        tokens = torch.randint(self.vocab_size, (period,), generator=generator)
+        ids = tokens[torch.arange(2 * self.length) % period]
+        # The first token that is repeated cannot be known.
         labels = ids.clone()
-        labels[: self.length + 1] = -100
+        labels[: period + 1] = -100
         return {"input_ids": ids, "labels": labels}
 
 
@@ -124,11 +126,8 @@ def train(name: str, layers: int, seed: int, args: InductionArguments) -> dict[s
         path = args.summary_path.parent / f"{name}-{layers}-seed-{seed}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         thresholds = {"induction/attention": REACHED, "previous_token/attention": REACHED}
-        measured.plot(
-            path,
-            thresholds=thresholds,
-            title=f"{name}, {layers} layer{'s' * (layers > 1)}, random tokens repeated once",
-        )
+        title = f"{name}, {layers} layer{'s' * (layers > 1)}, repeated random tokens"
+        measured.plot(path, title, thresholds=thresholds)
     return {
         "architecture": name,
         "layers": layers,
