@@ -4,8 +4,6 @@
 from typing import Any
 
 from .across_layers import global_contribution as global_contribution
-from .faithfulness import Faithfulness as Faithfulness
-from .faithfulness import faithfulness as faithfulness
 from .integrated_gradients import IntegratedGradientsAgreement as IntegratedGradientsAgreement
 from .integrated_gradients import integrated_gradients_agreement as integrated_gradients_agreement
 from .layers import layer_contribution as layer_contribution
@@ -17,6 +15,8 @@ from .statistics import MapCorrelation as MapCorrelation
 from .statistics import correlate as correlate
 from .statistics import map_types as map_types
 from .statistics import show_maps as show_maps
+from .token_removal import Faithfulness as Faithfulness
+from .token_removal import faithfulness as faithfulness
 
 # Earlier names, which can be imported until 0.2.
 def __getattr__(name: str) -> Any: ...

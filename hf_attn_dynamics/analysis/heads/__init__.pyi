@@ -15,6 +15,8 @@ from .latency import count_flops_table as count_flops_table
 from .latency import measure_latency_table as measure_latency_table
 from .maps import attention_maps as attention_maps
 from .maps import to_bertviz as to_bertviz
+from .matching import HeadMatching as HeadMatching
+from .matching import compare_heads as compare_heads
 from .names import HeadNames as HeadNames
 from .names import name_heads as name_heads
 from .outputs import head_outputs as head_outputs

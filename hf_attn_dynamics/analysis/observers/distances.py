@@ -133,27 +133,66 @@ class HeadDistance(Observer):
                 f"rows_per_sentence must be an integer of at least 1, or None for all, got {rows_per_sentence!r}."
             )
         self.name = name
-        self.rows_per_sentence = rows_per_sentence
-        self.seed = seed
+        self.rows = SampledRows(rows_per_sentence, seed)
         self.heads: dict[str, list[tuple[int, int]]] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self.counts: dict[str, torch.Tensor] = {}
-        self.shapes: dict[str, tuple[int, int]] = {}
-        self._forget()
 
-    def _forget(self) -> None:
+    def begin(self, batch: ObservedBatch) -> None:
+        self.rows.forget()
+
+    def update(self, call: AttentionCall) -> None:
+        self.rows.add(call)
+
+    def end(self, batch: ObservedBatch) -> None:
+        for kind, (heads, weights, row_weights) in self.rows.collect().items():
+            if self.heads.setdefault(kind, heads) != heads:
+                raise ValueError(
+                    f"{type(self).__name__} has seen other heads at the {kind} before; create a new one after heads "
+                    "have been removed."
+                )
+            self.sums[kind] = self.sums.get(kind, 0) + weighted_divergences(weights, row_weights)
+            self.counts[kind] = self.counts.get(kind, 0) + row_weights.sum()
+
+    def compute(self) -> HeadDistances:
+        check_seen(type(self).__name__, self.sums)
+        kinds = [kind for kind in SITE_KINDS if kind in self.sums]
+        upper = {kind: self.sums[kind].cpu() / self.counts[kind].cpu() for kind in kinds}
+        return HeadDistances(
+            {kind: list(self.heads[kind]) for kind in kinds},
+            {kind: table + table.T for kind, table in upper.items()},
+            dict(self.rows.shapes),
+        )
+
+
+class SampledRows:
+    """Attention weights of some queries of each sentence, the same ones in all layers, of one forward pass.
+
+    Args:
+        count (`int`, *optional*): Queries per sentence; `None` for all.
+        seed (`int`): Random seed of the sample, see [`sample_tokens`].
+
+    Attributes:
+        shapes (`dict[str, tuple[int, int]]`): Original number of layers and of heads in a layer, by kind of site.
+    """
+
+    def __init__(self, count: int | None, seed: int):
+        self.count, self.seed = count, seed
+        self.shapes: dict[str, tuple[int, int]] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins another forward pass."""
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of site: see `sample_tokens`
         self._layers: dict[HeadSite, HeadLayer] = {}
         self._weights: dict[HeadSite, torch.Tensor] = {}  # `(heads, batch, rows, keys)` in this pass
         self._starts: dict[HeadSite, int] = {}  # index of the first key
 
-    def begin(self, batch: ObservedBatch) -> None:
-        self._forget()
-
-    def update(self, call: AttentionCall) -> None:
+    def add(self, call: AttentionCall) -> None:
+        """Adds the sampled rows among a block of the attention weights."""
         kind = call.site.kind
         if kind not in self._rows:
-            self._rows[kind] = sample_tokens(call.queries, self.rows_per_sentence, self.seed)
+            self._rows[kind] = sample_tokens(call.queries, self.count, self.seed)
             every = [layer for site, layer in call.layers_by_site.items() if site.kind == kind]
             self.shapes[kind] = max(one.site.layer for one in every) + 1, max(one.num_heads for one in every)
         chosen = self._rows[kind][0].to(call.weights.device)
@@ -168,15 +207,12 @@ class HeadDistance(Observer):
         rows = call.weights.gather(2, index).mul_(within[:, None, :, None])
         self._weights[call.site][:, call.sentences] += rows.transpose(0, 1)
 
-    def end(self, batch: ObservedBatch) -> None:
+    def collect(self) -> dict[str, tuple[list[tuple[int, int]], torch.Tensor, torch.Tensor]]:
+        """Ends the pass: heads, their weights `(heads, rows, keys)`, and weights of the rows, by kind of site."""
+        found = {}
         for kind in kinds_of(self._weights):
             layers = [self._layers[site] for site in sorted(self._weights) if site.kind == kind]
             heads = [(layer.site.layer, head) for layer in layers for head in layer.heads]
-            if self.heads.setdefault(kind, heads) != heads:
-                raise ValueError(
-                    f"{type(self).__name__} has seen other heads at the {kind} before; create a new one after heads "
-                    "have been removed."
-                )
             _, row_weights = self._rows[kind]
             # Layers may be on several devices, and their caches may differ in length.
             starts = [self._starts[layer.site] for layer in layers]
@@ -184,19 +220,9 @@ class HeadDistance(Observer):
             weights = [F.pad(one, (start - min(starts), 0)) for one, start in zip(weights, starts)]
             keys = max(one.shape[-1] for one in weights)
             weights = torch.cat([F.pad(one, (0, keys - one.shape[-1])) for one in weights]).flatten(1, 2)
-            self.sums[kind] = self.sums.get(kind, 0) + _weighted_divergences(weights, row_weights.flatten())
-            self.counts[kind] = self.counts.get(kind, 0) + row_weights.sum()
-        self._forget()
-
-    def compute(self) -> HeadDistances:
-        check_seen(type(self).__name__, self.sums)
-        kinds = [kind for kind in SITE_KINDS if kind in self.sums]
-        upper = {kind: self.sums[kind].cpu() / self.counts[kind].cpu() for kind in kinds}
-        return HeadDistances(
-            {kind: list(self.heads[kind]) for kind in kinds},
-            {kind: table + table.T for kind, table in upper.items()},
-            dict(self.shapes),
-        )
+            found[kind] = heads, weights, row_weights.flatten()
+        self.forget()
+        return found
 
 
 def sample_tokens(tokens: ObservedTokens, count: int | None, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -230,7 +256,7 @@ def _scrambled(numbers: torch.Tensor) -> torch.Tensor:
     return (numbers ^ (numbers >> 32)) & torch.iinfo(torch.int64).max
 
 
-def _weighted_divergences(weights: torch.Tensor, row_weights: torch.Tensor) -> torch.Tensor:
+def weighted_divergences(weights: torch.Tensor, row_weights: torch.Tensor) -> torch.Tensor:
     """Weighted sum over rows of the Jensen–Shannon divergences of all pairs of heads.
 
     Args:

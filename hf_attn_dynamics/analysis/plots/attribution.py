@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..attribution.faithfulness import Faithfulness
 from ..attribution.statistics import MAP_TYPES, MapCorrelation
+from ..attribution.token_removal import Faithfulness
 from ..head_scores import HeadScores
 from ..observers.positions import RelativeAttention
 from .figures import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, new_figure

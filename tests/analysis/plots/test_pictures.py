@@ -11,8 +11,8 @@ import pytest
 import torch
 from figure_texts import overlaps, smallest_text
 
-from hf_attn_dynamics.analysis.attribution.faithfulness import Faithfulness
 from hf_attn_dynamics.analysis.attribution.statistics import MAP_TYPES, MapCorrelation
+from hf_attn_dynamics.analysis.attribution.token_removal import Faithfulness
 from hf_attn_dynamics.analysis.head_scores import HeadScores
 from hf_attn_dynamics.analysis.head_timeline import HeadTimeline
 from hf_attn_dynamics.analysis.observers.distances import HeadDistances
