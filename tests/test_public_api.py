@@ -245,6 +245,7 @@ def test_public_names_are_pinned():
         "attention_rollout",
         "chance_agreement",
         "checkpoint_steps",
+        "checkpoint_timeline",
         "compare_heads",
         "compensate",
         "contextualized_agreement",

@@ -2,6 +2,7 @@
 # The public names: `_stub.py` reads them from here when the package is imported, and type checkers do.
 
 from .attribution import *
+from .checkpoints import checkpoint_timeline as checkpoint_timeline
 from .head_scores import HeadScores as HeadScores
 from .head_timeline import HeadTimeline as HeadTimeline
 from .heads import *

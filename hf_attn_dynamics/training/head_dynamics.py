@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """Measurements of all heads on fixed probe data during training."""
 
-import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -9,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..analysis.head_scores import HeadScores, tabulate
 from ..analysis.head_timeline import HeadTimeline
 from ..analysis.observers.base import Observer, tell_tokenizer
-from ..analysis.observers.observation import observe
+from ..analysis.observers.measured_scores import measured_scores
 from ..models.head_roles import locate_heads
 from .head_loss import INITIAL_WEIGHT_KEY
 from .random_state import random_state_kept
@@ -131,7 +129,10 @@ class HeadDynamicsCallback(LastStepCallback):
             tokenizer = getattr(processing_class, "tokenizer", processing_class)
             tokenizer = tokenizer if hasattr(tokenizer, "all_special_ids") else None
         hidden = args.disable_tqdm or not state.is_world_process_zero
-        measured = {**self._observe(model, tokenizer, hidden), **gate_scores(model)}
+        with random_state_kept(model.device):
+            # The bar of the trainer stands still meanwhile.
+            scores = measured_scores(model, self.observers, self.probe_data, tokenizer, hidden)
+        measured = {**scores, **gate_scores(model)}
         for statistic, scores in measured.items():
             self.history.record(state.global_step, statistic, scores)
         if state.is_world_process_zero:
@@ -148,30 +149,6 @@ class HeadDynamicsCallback(LastStepCallback):
             state.log_history.append({**means, "epoch": state.epoch, "step": state.global_step})
         else:
             self.log(means)
-
-    @torch.no_grad()
-    def _observe(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, hide_progress: bool = True
-    ) -> dict[str, HeadScores]:
-        from accelerate.utils import send_to_device
-
-        observers = copy.deepcopy(self.observers)
-        with random_state_kept(model.device), observe(model, *observers, tokenizer=tokenizer) as seen:
-            # The bar of the trainer stands still meanwhile.
-            for batch in tqdm(self.probe_data, "measuring heads", leave=False, disable=hide_progress):
-                model(**send_to_device(batch, model.device))
-        measured = {}
-        for name, result in seen.results().items():
-            if isinstance(result, HeadScores):
-                measured[name] = result
-            elif hasattr(result, "head_scores"):
-                measured |= {f"{name}/{part}": scores for part, scores in result.head_scores().items()}
-            else:
-                raise ValueError(
-                    f"the result of observer {name!r}, {type(result).__name__}, has no scores of heads: return "
-                    "HeadScores, or an object with a method head_scores() that returns several by name."
-                )
-        return measured
 
 
 @torch.no_grad()

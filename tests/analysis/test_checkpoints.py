@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0.
+"""Heads over the checkpoints of a run and the revisions of a repository."""
+
+import pytest
+import torch
+from stock_models import build_stock
+from tiny_models import padded_batch, ragged_sentences, vivid
+
+from hf_attn_dynamics import AttentionSink, HeadEntropy, HeadTimeline, checkpoint_timeline, observe
+
+
+BATCHES = [padded_batch(ragged_sentences(4), pad=1), padded_batch(ragged_sentences(3, seed=1), pad=1)]
+STEPS = (5, 20, 100)
+
+
+def model_of(step):
+    return vivid(build_stock("bert").bert, seed=step).eval()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    for step in STEPS:
+        model_of(step).save_pretrained(folder / f"checkpoint-{step}")
+    (folder / "checkpoint-best").mkdir()
+    return folder
+
+
+@torch.no_grad()
+def scores_of(step):
+    with observe(model := model_of(step), HeadEntropy(), AttentionSink()) as seen:
+        for batch in BATCHES:
+            model(**batch)
+    return {"entropy": seen.entropy, "sink/first": seen.sink.first, "sink/nothing": seen.sink.nothing}
+
+
+def test_checkpoints_of_a_run_are_measured_in_their_order(run):
+    timeline = checkpoint_timeline(run, [HeadEntropy(), AttentionSink()], BATCHES, progress=False)
+    assert list(timeline.of("entropy")) == list(STEPS)
+    for step in STEPS:
+        expected = scores_of(step)
+        assert timeline.measurements[step].keys() == expected.keys()
+        for name, scores in expected.items():
+            torch.testing.assert_close(timeline.measurements[step][name]["encoder"], scores["encoder"])
+
+
+class Revisions:
+    """A class that loads revisions; some of them fail."""
+
+    loaded: list = []
+
+    @classmethod
+    def from_pretrained(cls, name, revision, dtype=None):
+        cls.loaded.append((name, revision, dtype))
+        if revision == "step3":
+            raise OSError("step3 is not a valid git identifier\nfor this model")
+        if revision == "step7":
+            return build_stock("gpt2").transformer
+        return model_of(int(revision.removeprefix("step").partition("-")[0]))
+
+
+@pytest.fixture
+def revisions():
+    Revisions.loaded = []
+    return Revisions
+
+
+def test_revisions_that_fail_or_differ_are_named_and_left_out(revisions, caplog):
+    names = ["step20-tokens4B", "step3", "step5", "step7"]
+    with caplog.at_level("WARNING"):
+        timeline = checkpoint_timeline(
+            "lab/model", [HeadEntropy()], BATCHES, names, auto_class=revisions, progress=False, dtype="auto"
+        )
+    assert revisions.loaded == [("lab/model", name, "auto") for name in ("step3", "step5", "step7", "step20-tokens4B")]
+    assert list(timeline.of("entropy")) == [5, 20]
+    assert "step3 is left out of the timeline: OSError: step3 is not a valid git identifier" in caplog.text
+    assert "step7 is left out of the timeline: ValueError: it has other numbers of layers or heads" in caplog.text
+
+
+def test_a_timeline_continues_where_it_was(revisions, tmp_path):
+    path = tmp_path / "timeline.csv"
+    arguments = {"auto_class": revisions, "path": path, "progress": False}
+    checkpoint_timeline("lab/model", [HeadEntropy()], BATCHES, ["step5"], **arguments)
+    timeline = checkpoint_timeline("lab/model", [HeadEntropy()], BATCHES, ["step5", "step20"], **arguments)
+    assert [revision for _, revision, _ in revisions.loaded] == ["step5", "step20"]
+    assert HeadTimeline.load(path) == timeline
+    whole = checkpoint_timeline(
+        "lab/model", [HeadEntropy()], BATCHES, {"step5": 5, "step20": 20}, auto_class=revisions
+    )
+    for step, scores in whole.of("entropy").items():
+        torch.testing.assert_close(timeline.of("entropy")[step]["encoder"], scores["encoder"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"observers": []}, "there is no observer; pass some, as in checkpoint_timeline"),
+        ({"probe_data": []}, "probe_data is empty: pass at least one batch"),
+        ({"revisions": []}, "revisions are empty: pass at least one"),
+        ({"revisions": ["main"]}, r"revision 'main' has no number, which would be its step; pass \{revision: step\}"),
+        ({"revisions": ["step5", "v5"]}, r"step5 and v5 both have the step 5; pass \{revision: step\}"),
+        ({"revisions": ["step3"]}, "none of the 1 checkpoints of lab/model could be measured: step3: OSError"),
+    ],
+)
+def test_bad_arguments_are_named(change, message, revisions):
+    arguments = {"observers": [HeadEntropy()], "probe_data": BATCHES, "revisions": ["step5"], **change}
+    with pytest.raises(ValueError, match=message):
+        checkpoint_timeline("lab/model", **arguments, auto_class=revisions, progress=False)
+    if "step3" not in message:
+        assert not revisions.loaded
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no folders checkpoint-N; name the folder of a run, or pass revisions"):
+        checkpoint_timeline(tmp_path, [HeadEntropy()], BATCHES)
