@@ -156,7 +156,9 @@ def packing_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> Packing | No
         return None
     packing = _sentences_by_position(model, positions, tuple(inputs.shape[:2]))
     fills_cache = batch.get("use_cache")
-    if packing is not None and (model.config.use_cache if fills_cache is None else fills_cache):
+    if fills_cache is None:
+        fills_cache = getattr(model.config, "use_cache", False)
+    if packing is not None and fills_cache:
         raise ValueError(
             "position_ids begin anew within a row, but sentences that share a row attend to each other while a cache "
             "is filled: pass use_cache=False, or padded sentences with an attention mask."

@@ -243,3 +243,10 @@ def test_a_teacher_reads_padded_sentences(kernel_of_boundaries):
             teacher_attention=lesson,
             output_guidance_loss=True,
         )
+
+
+@pytest.mark.parametrize("name", sorted(STOCK_MODELS.keys() - {*DECODERS}))
+def test_positions_of_encoders_are_only_positions(name):
+    """Their masks do not depend on them, so that sentences in a row would attend to each other."""
+    if not build_stock(name).config.is_encoder_decoder:
+        assert not masks_by_position(type(build_stock(name)))

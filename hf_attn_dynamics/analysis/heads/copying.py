@@ -33,7 +33,7 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
         [`HeadScores`]: from 0 to 1; NaN for removed heads.
 
     Raises:
-        ValueError: if the model has no language-modelling head, `max_tokens` is below 1, or see
+        ValueError: if the model is no causal language model with a head, `max_tokens` is below 1, or see
             [`local_contribution`].
 
     Example:
@@ -51,6 +51,11 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}.")
     trace = trace_attention(model, batch)
+    if any(call.layer.site.kind != "decoder" for call in trace.calls):
+        raise ValueError(
+            f"{type(model).__name__} is no causal language model, whose last layer is mapped to logits by a norm and a "
+            "matrix; pass one."
+        )
     sentences, positions, ids = _first_tokens(batch["input_ids"].to(trace.real.device), trace, max_tokens)
     norm = final_norm(model, trace)
     scores: dict[HeadSite, torch.Tensor] = {}

@@ -98,6 +98,8 @@ def test_the_final_norm_is_the_last_one(name):
 def test_copying_needs_a_language_model():
     with pytest.raises(ValueError, match="BertModel has no language-modelling head"):
         had.copying_scores(build_stock("bert").bert, {"input_ids": torch.tensor([[5]])})
+    with pytest.raises(ValueError, match="BertForMaskedLM is no causal language model"):
+        had.copying_scores(build_stock("bert"), {"input_ids": torch.tensor([[5]])})
     with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
         had.copying_scores(decoder(), {"input_ids": torch.tensor([[5]])}, 0)
 
