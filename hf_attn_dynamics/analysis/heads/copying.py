@@ -53,8 +53,8 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
     trace = trace_attention(model, batch)
     if any(call.layer.site.kind != "decoder" for call in trace.calls):
         raise ValueError(
-            f"{type(model).__name__} is no causal language model, whose last layer is mapped to logits by a norm and a "
-            "matrix; pass one."
+            f"{type(model).__name__} is no causal language model, whose outputs of heads a norm and a matrix map to "
+            "logits; pass one."
         )
     sentences, positions, ids = _first_tokens(batch["input_ids"].to(trace.real.device), trace, max_tokens)
     norm = final_norm(model, trace)
