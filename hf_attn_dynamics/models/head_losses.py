@@ -18,9 +18,9 @@ from transformers.utils import ModelOutput
 from .compat import shift_tokens_right
 from .ignored_labels import IGNORED
 from .loss_terms import HEAD_LOSSES, SHIFTED_LABELS, LossTerm
-from .packing import packing_of
+from .packing import count_sentences
 from .precision import at_least_single
-from .token_mask import labels_of_tokens, num_sentences
+from .token_mask import labels_of_tokens
 
 
 # Keys of `num_items_in_batch` other than label columns: number of sentences, and of forward passes, of the accumulated
@@ -205,7 +205,7 @@ def fraction_of_sentences(model: PreTrainedModel, batch: Mapping[str, Any], num_
     """Fraction of the sentences of an accumulated batch that are in this one; `None` if they are not counted."""
     if not isinstance(num_items, dict) or SENTENCES not in num_items:
         return None
-    return num_sentences(batch, packing_of(model, batch)) / num_items[SENTENCES]
+    return count_sentences(model, batch) / num_items[SENTENCES]
 
 
 def head_loss_parts(

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from .pruned_attention import given_cache
+from .token_mask import num_sentences
 
 
 BOUNDARIES = "cu_seq_lens_q"
@@ -164,6 +165,20 @@ def packing_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> Packing | No
             "is filled: pass use_cache=False, or padded sentences with an attention mask."
         )
     return packing
+
+
+def count_sentences(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Number of non-empty sentences of a batch, a scalar, over which the guidance loss is averaged.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        batch (`dict`): Arguments of the forward pass, whose sentences may share rows.
+
+    Raises:
+        ValueError: see [`packing_of`].
+    """
+    packing = packing_of(model, batch)
+    return num_sentences(batch) if packing is None else torch.tensor(packing.shape[0], device=packing.first.device)
 
 
 # Compiled code cannot know the number of sentences.

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from .ignored_labels import IGNORED
-from .packing import Packing
 
 
 def non_padding(
@@ -76,19 +75,16 @@ def may_attend(mask: torch.Tensor) -> torch.BoolTensor:
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
-def num_sentences(batch: Mapping[str, Any], packing: Packing | None = None) -> torch.Tensor:
+def num_sentences(batch: Mapping[str, Any]) -> torch.Tensor:
     """Number of non-empty sentences of a batch, a scalar, over which the guidance loss is averaged.
 
     Args:
         batch (`dict`): Arguments of a forward pass. Without an attention mask, no sentence is empty.
-        packing (`Packing`, *optional*): Where the sentences are, if they share rows of the batch.
 
     Example:
         >>> num_sentences({"attention_mask": torch.tensor([[1, 1], [1, 0], [0, 0]])})
         tensor(2)
     """
-    if packing is not None:
-        return torch.tensor(len(packing.first), device=packing.first.device)
     mask = batch.get("attention_mask")
     if mask is not None:
         return non_padding(mask, mask.shape).any(-1).sum()

@@ -15,8 +15,7 @@ from ..models.hard_concrete import HardConcreteGate
 from ..models.head_gates import gates_of
 from ..models.head_losses import FORWARD_PASSES, SENTENCES, add_head_losses, head_loss_parts
 from ..models.ignored_labels import is_labelled
-from ..models.packing import packing_of
-from ..models.token_mask import num_sentences
+from ..models.packing import count_sentences
 from .distillation import TeacherOutput
 from .gates import gate_noise
 from .head_plan import HeadPlan, HeadStep, LossWindow
@@ -132,8 +131,7 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         # `compute_loss` of a subclass may rename columns later.
         renamed = {own: batch[name] for own, name in zip(missing, others)} if len(missing) == len(others) else {}
         rows = model.count_guided_rows({**batch, **renamed}) if self.is_guided else {}
-        sentences = num_sentences(batch, packing_of(model, batch))
-        counts = {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: sentences}
+        counts = {**model.count_labels({**batch, **renamed}), **rows, SENTENCES: count_sentences(model, batch)}
         if self._hidden is not None:
             counts |= count_tokens(model, {**batch, **renamed}, self._hidden.stacks)
         return counts

@@ -279,22 +279,18 @@ def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 
 def speedups(models: list[Pruned], args: PeerArguments) -> None:
     """Measures all models, the first of which is the dense one, in a process that has not trained any."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / f"{number}.pt" for number in range(len(models))]
-        for one, path in zip(models, paths):
-            # Mixed precision of the trainer is a wrapper around the forward pass.
-            torch.save(extract_model_from_parallel(one.model, keep_fp32_wrapper=False), path)
-        measured = copy.copy(args)
-        measured.cpu_threads = torch.get_num_threads()
-        seconds = in_new_process(median_seconds, measured, paths)
+    # Mixed precision of the trainer is a wrapper around the forward pass.
+    plain = [extract_model_from_parallel(one.model, keep_fp32_wrapper=False) for one in models]
+    measured = copy.copy(args)
+    measured.cpu_threads = torch.get_num_threads()
+    seconds = in_new_process(median_seconds, measured, plain)
     for shape, (dense, *others) in seconds.items():
         for one, own in zip(models, (dense, *others)):
             one.more[f"speedup_{shape}"] = dense / own
 
 
-def median_seconds(args: PeerArguments, paths: list[Path]) -> dict[str, list[float]]:
-    """Median times of saved models, which take turns, by shape of the batch."""
-    models = [torch.load(path, weights_only=False).eval() for path in paths]
+def median_seconds(args: PeerArguments, models: list[PreTrainedModel]) -> dict[str, list[float]]:
+    """Median times of models, which take turns, by shape of the batch."""
     seconds = {}
     with torch.inference_mode():
         for shape, (batch, length) in zip(args.shapes, parse_shapes(args.shapes)):

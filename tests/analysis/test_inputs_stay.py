@@ -11,6 +11,7 @@ from tiny_models import batch_for, tiny_model
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics.analysis.lexical.rows import performance
+from hf_attn_dynamics.analysis.observers.measured_scores import measured_scores
 
 
 def observed(model, batch):
@@ -20,8 +21,7 @@ def observed(model, batch):
 
 
 def of_dynamics(model, batch):
-    callback = had.HeadDynamicsCallback([had.HeadConfidence(excluded_ids=[3])], [batch])
-    return callback._observe(model)
+    return measured_scores(model, [had.HeadConfidence(excluded_ids=[3])], [batch])
 
 
 ENCODER = {

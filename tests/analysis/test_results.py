@@ -40,6 +40,13 @@ def results():
         SELECTION,
         had.RefitErrors(ERRORS),
         had.FisherPruning(SELECTION, had.RefitErrors(ERRORS), "refit", 2.5),
+        had.TargetAttention(SCORES, {"encoder": NAN}, {"encoder": 0}),
+        had.SinkAttention(SCORES, SCORES, {"encoder": 0.5}, {"encoder": offsets}),
+        had.HeadNames({"sink": SITES}, {"sink": {"encoder": NAN, "cross": 0.5}}, {"sink": 0.5}, {"copying": "why"}),
+        had.HeadMatching(
+            {"encoder": [(0, 0)]}, {"encoder": [(0, 1), (1, 0)]}, {"encoder": table}, {"encoder": [(0, 1)]}
+        ),
+        had.Faithfulness(vector, vector, vector, 3),
         AttributionFindings(
             "encoder",
             {"local": had.MapCorrelation(SCORES, SCORES, SCORES, SCORES)},

@@ -495,7 +495,9 @@ def test_kernels_of_other_libraries_get_what_they_may_read(kind):
     assert seen
     assert all(each == KERNEL_ARGUMENTS for each in seen)
     for name, value in KERNEL_ARGUMENTS.items():
-        with pytest.raises(ValueError, match=f"guidance loss does not support {name}: pass padded"):
+        if name == "cu_seq_lens_q" and kind != "marian":
+            continue  # the boundaries of packed sentences, see test_packing.py
+        with pytest.raises(ValueError, match=f"guidance loss does not support {name} here: pass padded"):
             model(**data, **{name: value}, output_guidance_loss=True)
 
 

@@ -8,7 +8,7 @@ from tiny_models import PAD, padded_batch, ragged_sentences, tiny_model, vivid
 
 import hf_attn_dynamics as had
 from hf_attn_dynamics.models.architectures import ARCHITECTURES
-from hf_attn_dynamics.models.packing import Packing, masks_by_position
+from hf_attn_dynamics.models.packing import Packing, count_sentences, masks_by_position
 from hf_attn_dynamics.training import Teacher
 
 
@@ -96,6 +96,13 @@ def test_rows_of_one_sentence_each_are_not_packed():
         assert Packing.of_positions(positions, (2, 3)) is None
     found = model(ids, position_ids=torch.arange(3)[None], output_guidance_loss=True).guidance_loss
     assert found == model(ids, output_guidance_loss=True).guidance_loss
+
+
+def test_sentences_are_counted_also_where_they_share_rows():
+    model = build_stock("llama")
+    assert count_sentences(model, packed(SENTENCES)) == len(SENTENCES)
+    assert count_sentences(model, padded_batch(SENTENCES, pad=1)) == len(SENTENCES)
+    assert count_sentences(build_stock("opt"), packed(SENTENCES)) == 1
 
 
 def test_a_cache_that_would_join_the_sentences_is_refused():

@@ -7,7 +7,6 @@ import torch
 
 import hf_attn_dynamics
 from hf_attn_dynamics.models.ignored_labels import IGNORED, is_labelled
-from hf_attn_dynamics.models.packing import Packing
 from hf_attn_dynamics.models.token_mask import (
     check_mask,
     check_mask_shape,
@@ -86,11 +85,6 @@ def test_a_mask_of_scores_hides_keys_under_any_bias(dtype):
 )
 def test_sentences_with_a_token_are_counted(batch, number):
     assert num_sentences(batch).equal(torch.tensor(number))
-
-
-def test_sentences_that_share_rows_are_counted():
-    packing = Packing.of_positions(torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]]), (2, 4))
-    assert num_sentences({"input_ids": torch.zeros(2, 4)}, packing) == 3
 
 
 def test_masks_of_another_shape_are_refused_by_one_message():

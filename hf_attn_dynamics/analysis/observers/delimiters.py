@@ -32,6 +32,7 @@ class DelimiterAttention(Observer):
             `delimiter_ids` nor a tokenizer was given.
 
     Example:
+        >>> import torch
         >>> from transformers import BertConfig, BertModel
         >>> from hf_attn_dynamics import observe
         >>> config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
