@@ -36,7 +36,7 @@ from hf_attn_dynamics import (
     value_weighted_attention,
 )
 from hf_attn_dynamics._tables import format_table
-from hf_attn_dynamics.analysis.sentences import padded
+from hf_attn_dynamics.analysis.sentences import batches_by_length, padded
 from hf_attn_dynamics.data import load_classification
 from hf_attn_dynamics.recipes.arguments.base import check_names, flag
 from hf_attn_dynamics.recipes.run import run_recipe
@@ -137,11 +137,7 @@ def main(args: FaithfulnessArguments) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     texts = load_classification(args.data)["text"][: args.max_examples]
     encoded = tokenizer(texts, truncation=True, max_length=args.max_length)["input_ids"]
-    order = sorted(range(len(encoded)), key=lambda number: len(encoded[number]))
-    batches = [
-        padded([encoded[number] for number in order[start : start + args.batch_size]], tokenizer.pad_token_id)
-        for start in range(0, len(order), args.batch_size)
-    ]
+    batches = [padded(some, tokenizer.pad_token_id) for some in batches_by_length(encoded, args.batch_size)]
     results, rows = {}, []
     for name in args.methods or METHODS:
         seconds = []

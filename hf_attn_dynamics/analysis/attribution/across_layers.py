@@ -291,7 +291,7 @@ def save_states(reader: nn.Module, states: dict[nn.Module, list[torch.Tensor]], 
             view.after(module, save)
 
 
-class _LayerNorm:
+class LayerNormAt:
     """Propagates tangents through a layer norm, at the states of one sentence.
 
     Args:
@@ -335,8 +335,8 @@ class _PostNormLayer:
         def state(module: nn.Module) -> torch.Tensor:
             return torch.cat(states[module], dim=1)[sentence, tokens].to(dtype)
 
-        self.attention_norm = _LayerNorm(block.attention.output.LayerNorm, state(block.attention.output.LayerNorm))
-        self.output_norm = _LayerNorm(block.output.LayerNorm, state(block.output.LayerNorm))
+        self.attention_norm = LayerNormAt(block.attention.output.LayerNorm, state(block.attention.output.LayerNorm))
+        self.output_norm = LayerNormAt(block.output.LayerNorm, state(block.output.LayerNorm))
         # Raises errors for adapters.
         self.up = weight_and_bias(block.intermediate.dense, block)[0].to(dtype)
         self.down = weight_and_bias(block.output.dense, block)[0].to(dtype)
@@ -403,7 +403,7 @@ def _by_hand(
     layers = [_PostNormLayer(call, block, states, sentence, tokens) for call, block in calls]
     if entry is not None:
         norm = entry.embeddings.LayerNorm
-        embedding_norm = _LayerNorm(norm, torch.cat(states[norm], dim=1)[sentence, tokens].to(layers[0].up.dtype))
+        embedding_norm = LayerNormAt(norm, torch.cat(states[norm], dim=1)[sentence, tokens].to(layers[0].up.dtype))
 
     def propagate(directions: torch.Tensor, positions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         if entry is not None:

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ...models.head_roles import locate_heads
 from ..model_parts import block_of
 from ..model_views import ModelView
 from ..running import reader_of
-from .across_layers import is_post_norm, save_states
+from .across_layers import LayerNormAt, is_post_norm, save_states
 from .local import weight_and_bias
 from .trace import TracedAttention, rows_to_one, trace_attention
 
@@ -91,7 +92,6 @@ def _save(
     view: ModelView,
 ) -> None:
     """Saves the inputs of layers, beside what `save_states` saves."""
-    from ...models.head_roles import locate_heads
 
     def save(module: nn.Module, args: tuple, kwargs: dict) -> None:
         residuals.append(args[0] if args else kwargs["hidden_states"])
@@ -150,10 +150,12 @@ class _Summands:
         self.output_scale = None
         if is_post_norm(block):
             first, second = block.attention.output.LayerNorm, block.output.LayerNorm
-            scale = _scale(first, states, sentence, tokens, own)
+            scale, self.output_scale = (
+                LayerNormAt(norm, torch.cat(states[norm], dim=1)[sentence, tokens].to(own)).scale
+                for norm in (first, second)
+            )
             self.vectors = (self.vectors - self.vectors.mean(-1, keepdim=True)) * scale[:, None]
             self.output = first(self.output.to(residual.dtype)).to(dtype)
-            self.output_scale = _scale(second, states, sentence, tokens, own)
 
     def closeness(self) -> torch.Tensor:
         """ALTI, before the division by sums."""
@@ -164,15 +166,3 @@ class _Summands:
         """GlobEnc, before the division by sums."""
         centred = self.vectors - self.vectors.mean(-1, keepdim=True)
         return (centred * self.output_scale[:, None]).norm(dim=-1)
-
-
-def _scale(
-    norm: nn.LayerNorm,
-    states: dict[nn.Module, list[torch.Tensor]],
-    sentence: int,
-    tokens: torch.Tensor,
-    like: torch.Tensor,
-) -> torch.Tensor:
-    """Weights of a layer norm over the standard deviation of its input, `(length, size)`."""
-    inputs = torch.cat(states[norm], dim=1)[sentence, tokens].to(like)
-    return norm.weight.to(like) * (inputs.var(-1, correction=0, keepdim=True) + norm.eps).rsqrt()

@@ -146,9 +146,9 @@ def faithfulness(
             versions.append(_Version(sentence, step, 1, ranked[len(ranked) - number :]))
     removal = _Removal(evaluation_view(model).root, inputs, real, replacement_id, is_causal)
     whole = [_Version(sentence, 0, 0, ids.new_empty(0)) for sentence in range(len(ids))]
-    predicted = removal.probabilities(whole, batch_size).argmax(-1)
+    predicted = [int(one.argmax()) for _, one in removal.probabilities(whole, batch_size)]
     curves = torch.zeros(2, steps + 1, dtype=torch.float64)
-    for version, probabilities in zip(versions, removal.probabilities(versions, batch_size)):
+    for version, probabilities in removal.probabilities(versions, batch_size):
         probability = probabilities[predicted[version.sentence]].double().cpu()
         curves[version.order, version.step] += probability / len(ids)
     fractions = torch.arange(steps + 1, dtype=torch.float64) / steps
@@ -192,7 +192,7 @@ class _Removal:
         inputs (`dict`): Arguments of the forward pass.
         real (`torch.Tensor` of shape `(batch, length)`): True at tokens.
         replacement_id (`int`, *optional*): Token in the place of removed ones.
-        is_causal (`bool`): Whether the prediction is that of the last token.
+        is_causal (`bool`): Whether the model predicts the token after the last one.
     """
 
     reader: PreTrainedModel
@@ -202,17 +202,16 @@ class _Removal:
     is_causal: bool
 
     @torch.no_grad()
-    def probabilities(self, versions: Sequence[_Version], batch_size: int) -> torch.Tensor:
-        """Probabilities of classes, or of next tokens, of shape `(versions, classes)`."""
-        found = []
+    def probabilities(self, versions: Sequence[_Version], batch_size: int) -> Iterator[tuple[_Version, torch.Tensor]]:
+        """Yields each version with its probabilities of classes, or of next tokens, batch by batch."""
         for start in range(0, len(versions), batch_size):
-            batch = self._batch(versions[start : start + batch_size])
+            some = versions[start : start + batch_size]
+            batch = self._batch(some)
             logits = self.reader(**batch).logits
             if self.is_causal:
                 last = batch["attention_mask"].sum(1) - 1
                 logits = logits[torch.arange(len(last), device=logits.device), last]
-            found.append(logits.float().softmax(-1))
-        return torch.cat(found)
+            yield from zip(some, logits.float().softmax(-1))
 
     def _batch(self, versions: Sequence[_Version]) -> dict[str, torch.Tensor]:
         rows = []

@@ -20,7 +20,7 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
 
     For each token of the batch, the output that a head would have if it attended to this token alone is mapped to
     logits by the weights of the final norm and of the language-modelling head (the output circuit of Elhage et al.
-    2021). The score is the mean fraction of the vocabulary whose logit is below that of the token itself: 1 if a head
+    2021). The score is the mean fraction of the vocabulary with a lower logit than the token itself: 1 if a head
     writes exactly the tokens that it attends to, 0.5 by chance, 0 if it suppresses them. Later layers, norms after the
     output projection, and biases are left out.
 

@@ -49,7 +49,7 @@ NAMES = {
     "copying": _Name(
         REPEATS,
         0.9,
-        "fraction of the vocabulary whose logits the head raises less than that of the token that it attends to",
+        "fraction of the vocabulary with a lower logit than the attended token, in the output of the head",
     ),
     "previous token": _Name(REPEATS, 0.4, "mean attention to the token before"),
     "duplicate tokens": _Name(

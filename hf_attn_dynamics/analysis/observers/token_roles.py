@@ -182,7 +182,7 @@ class RetrievalScore(_TokenRoles):
     with high scores on answers that are copied from the text are retrieval heads; induction heads are among them.
 
     The successor has to be known: let the model read the whole sequence that `generate()` has returned. In a causal
-    model, its attention is that of the steps that generated it.
+    model, it has the same attention as in the steps that generated it.
 
     Args:
         last (`int`, *optional*): Number of tokens at the end of each sentence that are answers: only they count as
