@@ -21,8 +21,8 @@ def token_relevance(
 ) -> dict[str, torch.Tensor]:
     """Relevance of each token for the top-1 logit, by layer-wise relevance propagation.
 
-    The relevance of a token is the sum over dimensions of the input of the first layer at its position: word, position
-    and segment embeddings together. Its sign says whether the token speaks for the prediction or against it.
+    The relevance of a token is the relevance of the first layer's input at its position, summed over dimensions: word,
+    position and segment embeddings together. Its sign says whether the token speaks for the prediction or against it.
     `"attn_lrp"` (Achtibat et al. 2024, AttnLRP) is made for transformers; the rules of Voita et al. (2019) serve for
     comparison. Predictions, models, rules and precision are those of [`head_relevance`].
 
