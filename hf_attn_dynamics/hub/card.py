@@ -72,7 +72,7 @@ PAPERS = {
 }""",
     },
     "fisher": {
-        "method": "Choosing heads and feed-forward units by Fisher information",
+        "method": "Selecting heads and feed-forward units for a speed-up",
         "title": "A Fast Post-Training Pruning Framework for Transformers",
         "bibtex": """@inproceedings{kwon-etal-2022-fast,
     title = "A Fast Post-Training Pruning Framework for Transformers",

@@ -106,17 +106,18 @@ def without_blanks(texts: Dataset) -> Dataset:
     return texts.select(filled)
 
 
-def warn_of_repeats(train: Dataset, evaluation: Dataset, split: str) -> None:
+def warn_of_repeats(train: Dataset, evaluation: Dataset, split: str, source: str = "training") -> None:
     """Warns if evaluation examples also occur in the training text."""
     shared = set(train.column_names) & set(evaluation.column_names)
     columns = [name for name in ("text", "text_pair", "tokens") if name in shared]
     seen, others = ([*zip(*(map(repr, texts[name]) for name in columns))] for texts in (train, evaluation))
     if repeated := sum(map(set(seen).__contains__, others)):
         logger.warning(
-            "%d of %d examples of the %s text also occur in the training text, so that its metrics are too good.",
+            "%d of %d examples of the %s text also occur in the %s text, so that its metrics are too good.",
             repeated,
             len(others),
             split,
+            source,
         )
 
 

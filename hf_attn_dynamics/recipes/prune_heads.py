@@ -24,8 +24,10 @@ and `--keep` counts heads.
 tokens on this device; a table says what can be reached. The table is a prediction: each pruned model is measured, and
 more is removed if it misses the target. `gates` are trained until the expected time is below the target (Xia et al.
 2022), `fisher` removes what the loss depends on least by the diagonal of its Fisher information (Kwon et al. 2022),
-and `michel` and `random` as above; `--refit` adjusts what is left by least squares, before training. With
-`--distillation_weight` or `--hidden_distillation_weight`, all copies learn from the dense model.
+`margin` what the difference between the two largest logits of a classifier depends on least, and `michel` and
+`random` as above; `--refit` adjusts what is left by least squares, before training. `fisher` and `margin` need no
+training (`--gate_epochs 0 --finetune_epochs 0`). With `--distillation_weight` or `--hidden_distillation_weight`, all
+copies learn from the dense model.
 
 Writes to `--output_dir`: `summary.json`, `curve.csv`, `curve.png`, `heads.png`, `gates.png`, `gate_history.png` and
 `.svg` of each, `config.yaml` (the values of the run), `dense/` (the model with all heads) and `model-K/` (with K
@@ -44,6 +46,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
@@ -192,8 +195,10 @@ class Pruning:
         args: PruneArguments,
         training_args: PruneTrainingArguments,
         data: dict[str, Any],
+        scored: Dataset,
     ):
         self.task, self.folder, self.args, self.training_args, self.data = task, folder, args, training_args, data
+        self.scored = scored
         self.measurements = Measurements(folder / "dense", task.auto_class, args, training_args)
 
     def load(self, name: str) -> PreTrainedModel:
@@ -212,9 +217,9 @@ class Pruning:
         return train_epochs(model, name, epochs, own, self.data, more=more, **settings)
 
     def examples(self) -> Any:
-        """Batches of training examples, on which importance is computed and projections are refitted."""
+        """Batches of examples, on which importance is computed and projections are refitted."""
         args, training_args = self.args, self.training_args
-        examples = self.data["train_dataset"].shuffle(seed=training_args.seed).take(args.importance_examples)
+        examples = self.scored.shuffle(seed=training_args.seed).take(args.importance_examples)
         batch_size = training_args.per_device_train_batch_size
         return DataLoader(examples, batch_size=batch_size, collate_fn=self.data["data_collator"])
 
@@ -281,8 +286,8 @@ class Pruning:
 
 def prepare(
     task: PruningTask, args: PruneArguments, training_args: PruneTrainingArguments
-) -> tuple[PreTrainedModel, dict[str, Any], dict[str, Any]]:
-    """The dense model before training, arguments of the trainer, and values of the summary."""
+) -> tuple[PreTrainedModel, dict[str, Any], Dataset, dict[str, Any]]:
+    """The dense model before training, arguments of the trainer, examples to score on, and values of the summary."""
     check_trainer_arguments(training_args)
     task.read(is_trained=training_args.num_train_epochs > 0)
     set_seed(training_args.seed)
@@ -295,6 +300,7 @@ def prepare(
             fitting_length(flag_name, length, length, model.config)
     with PartialState().main_process_first():
         train_set, validation_set = (task.examples(rows, processor) for rows in (task.train, task.validation))
+        scored = train_set if task.scored is task.train else task.examples(task.scored, processor)
     data = {
         "train_dataset": train_set,
         "eval_dataset": validation_set,
@@ -310,7 +316,7 @@ def prepare(
         "eval_examples": len(validation_set),
         "text": task.text,
     }
-    return model, data, facts
+    return model, data, scored, facts
 
 
 def choose_goals(model: PreTrainedModel, args: PruneArguments, training_args: PruneTrainingArguments) -> list[Goal]:
@@ -385,10 +391,10 @@ def main(args: PruneArguments, training_args: PruneTrainingArguments) -> dict:
     run = Run(args, training_args)
     with run.preparing(partial(check_and_choose, args, training_args)):
         task = PRUNING_TASKS[args.task](args)
-        model, data, facts = prepare(task, args, training_args)
+        model, data, scored, facts = prepare(task, args, training_args)
         run.use_threads()
         goals = choose_goals(model, args, training_args)
-    folder, pruning = run.folder, Pruning(task, run.folder, args, training_args, data)
+    folder, pruning = run.folder, Pruning(task, run.folder, args, training_args, data, scored)
     if isinstance(goals[0], SpeedupGoal) and PartialState().is_main_process:
         goals[0].table.save(folder / LATENCY_TABLE)
         print(f"\n{goals[0].table}\n")

@@ -32,7 +32,12 @@ from .summaries.prune_heads import PrunedRow, PruneSummary
 
 LATENCY_TABLE = "latency_table.json"
 # Methods in sentences.
-CHOSEN_BY = {"michel": "importance", "fisher": "Fisher information", "random": "chance"}
+CHOSEN_BY = {
+    "michel": "importance",
+    "fisher": "Fisher information",
+    "margin": "their effect on the margin",
+    "random": "chance",
+}
 
 
 def measure_saved(
@@ -286,7 +291,7 @@ class PruningResults:
     def _cited(self, method: str) -> list[str]:
         """Papers of a method, as `methods` of [`write_model_card`]."""
         gates = ["gates", "speedup_gates"] if self.is_of_speed else ["gates"]
-        return {"gates": gates, "michel": ["importance"], "fisher": ["fisher"]}.get(method, [])
+        return {"gates": gates, "michel": ["importance"], "fisher": ["fisher"], "margin": ["fisher"]}.get(method, [])
 
     def _write_card(self, row: dict[str, Any], goal: Goal | None, summary: PruneSummary) -> None:
         """Writes the card of the dense model, or of the one that reached a goal in the first way."""
@@ -297,7 +302,8 @@ class PruningResults:
         units = f" and {row['units']} of {summary.units_total} feed-forward units" if "units" in row else ""
         chosen_by = f", chosen by {CHOSEN_BY.get(row['method'], row['method'])}" * (goal is not None)
         # The other ways train what is left instead of gates.
-        is_tuned = goal is not None and (self.args.finetune_epochs or row["method"] != "gates")
+        epochs = self.args.finetune_epochs + self.args.gate_epochs * (row["method"] != "gates")
+        is_tuned = goal is not None and epochs > 0
         more = f"{chosen_by}{'; it was fine-tuned after the others were removed' * bool(is_tuned)}"
         if "speedup" in row:
             length = f" × {summary.latency['length']} tokens" * (summary.latency["length"] is not None)

@@ -80,8 +80,8 @@ EMBEDDED_CHARACTERS = 1_000_000
 TASK_FLAGS = ("architecture", "num_key_value_heads", "mlm_probability")
 # Flags that task image does not read.
 TEXT_FLAGS = (
-    "train_file", "validation_file", "dataset_name", "dataset_config", "dataset_split", "validation_split",
-    "text_column", "label_column", "encoding",
+    "train_file", "validation_file", "importance_file", "dataset_name", "dataset_config", "dataset_split",
+    "validation_split", "text_column", "label_column", "encoding",
 )  # fmt: skip
 TOKEN_FLAGS = ("vocab_size", "max_length")
 Processor = PreTrainedTokenizerBase | BaseImageProcessor
@@ -115,6 +115,7 @@ class PruningTask:
         self.args = args
         self.train: Dataset
         self.validation: Dataset
+        self.scored: Dataset
 
     @property
     def model_name(self) -> str:
@@ -159,7 +160,7 @@ class PruningTask:
         args.max_length = fitting_length("max_length", args.max_length, DEFAULT_LENGTH, config)
 
     def read(self, is_trained: bool) -> None:
-        """Reads `train`, `validation` and `text`.
+        """Reads `train`, `validation`, `scored` (what importance is computed on) and `text`.
 
         Args:
             is_trained (`bool`): Whether the dense model is trained.
@@ -167,7 +168,13 @@ class PruningTask:
         args = self.args
         if not args.train_file and not args.dataset_name:
             self.train, self.validation, self.text = self.embedded()
-            return
+        else:
+            self._read_files()
+        files = args.importance_file
+        self.scored = self.load(files, dataset_name=None) if files else self.train
+
+    def _read_files(self) -> None:
+        args = self.args
         hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
         self.train = self.load(args.train_file, **hub, split=args.dataset_split)
         if args.validation_file:
@@ -192,9 +199,11 @@ class PruningTask:
         """Warns of words that the tokenizer does not know, and of validation texts in the training text."""
         warn_of_unknown(all_words(self.train), processor, self.text)
         warn_of_repeats(self.train, self.validation, "validation")
+        if self.scored is not self.train:
+            warn_of_repeats(self.scored, self.validation, "validation", "importance")
 
     def examples(self, rows: Dataset, processor: Processor) -> Dataset:
-        """Inputs of the model for `train` or `validation`."""
+        """Inputs of the model for `train`, `validation` or `scored`."""
         raise NotImplementedError
 
     def collator(self, processor: Processor, seed: int) -> Any:
@@ -231,6 +240,7 @@ class TextClassification(PruningTask):
         super().read(is_trained)
         if self.args.train_file or self.args.dataset_name:
             self.train, self.validation = without_blanks(self.train), without_blanks(self.validation)
+        self.scored = without_blanks(self.scored) if self.args.importance_file else self.train
         learnt = classes_to_learn(self.train)
         self.order = classes_of("model", self.args.model, learnt, not is_trained, self.text)
 

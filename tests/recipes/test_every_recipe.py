@@ -162,7 +162,7 @@ ROWS = (
         "--keep 2 --importance gates michel --importance_examples 8 --from_scratch --latency_batch 2",
         bad={
             "--keep 0": "keep must be at least 1, got 0",
-            "--importance taylor": "importance must be among gates, michel, random, fisher, got 'taylor'",
+            "--importance taylor": "importance must be among gates, michel, random, fisher, margin, got 'taylor'",
         },
         unreadable={"--train_file nowhere.tsv": "nowhere.tsv"},
         # With gates, and from scratch.

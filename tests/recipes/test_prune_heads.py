@@ -460,7 +460,7 @@ def test_texts_of_one_class_are_refused(text, tmp_path, capsys):
         ({"keep": "0"}, "keep must be at least 1, got 0"),
         ({"keep": "8"}, "keep=8, but the model has 8 heads; keep fewer"),
         ({"keep": "3 3"}, "keep must be non-empty and unique, got [3, 3]"),
-        ({"importance": "taylor"}, "importance must be among gates, michel, random, fisher, got 'taylor'"),
+        ({"importance": "taylor"}, "importance must be among gates, michel, random, fisher, margin, got 'taylor'"),
         ({"gate_penalty": "0.1"}, "gate_penalty=0.1 has no effect here; set keep"),
         ({"max_steps": "7"}, "max_steps=7 has no effect here; set num_train_epochs"),
         ({"gate_epochs": "0"}, "gate_epochs must be above 0 to train gates"),

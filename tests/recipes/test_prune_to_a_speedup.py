@@ -219,10 +219,33 @@ def test_units_alone_leave_all_heads(tmp_path, text, timed):
 
 def test_a_model_pruned_by_scores_needs_no_training(tmp_path, text, timed):
     untrained = {"num_train_epochs": 0, "gate_epochs": 0, "finetune_epochs": 0}
-    summary = RECIPE.run(tmp_path / "run", **text, **untrained, target_speedup=1.3, importance="fisher")
-    [row] = summary["rows"]
-    assert row["units"] < 128
-    assert row["accuracy"] == row["accuracy_untrained"]
+    summary = RECIPE.run(tmp_path / "run", **text, **untrained, target_speedup=1.3, importance="margin fisher")
+    for row in summary["rows"]:
+        assert row["units"] < 128
+        assert row["accuracy"] == row["accuracy_untrained"]
+    card = (tmp_path / "run" / "model-1.3x" / "README.md").read_text()
+    assert "chosen by their effect on the margin" in card
+    assert "fine-tuned after" not in card
+
+
+def test_importance_and_refitted_projections_are_those_of_the_texts_of_a_file(tmp_path, text, timed, monkeypatch):
+    other = tmp_path / "other.tsv"
+    other.write_text("sentence\tlabel\nI like the cat\tcat\nI like the dog\tdog\n")
+    found = []
+    monkeypatch.setattr(
+        prune_heads, "refit_outputs", lambda model, dense, data: found.extend(len(batch["labels"]) for batch in data)
+    )
+    score = prune_heads.SpeedupGoal.scores
+
+    def scored(goal, method, model, batches, *others):
+        found.extend(batch["input_ids"].shape for batch in batches())
+        return score(goal, method, model, batches, *others)
+
+    monkeypatch.setattr(prune_heads.SpeedupGoal, "scores", scored)
+    untrained = {"num_train_epochs": 0, "gate_epochs": 0, "finetune_epochs": 0, "importance_file": other}
+    RECIPE.run(tmp_path / "run", **text, **untrained, target_speedup=1.3, importance="margin")
+    [shape, count] = found
+    assert shape[0] == count == 2
 
 
 def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
@@ -261,6 +284,16 @@ def test_a_decoder_loses_whole_groups_and_units(tmp_path, timed):
         ({"parts": "heads"}, "parts=['heads'] has no effect here; set target_speedup"),
         ({"refit": "false"}, "refit=False has no effect here; set target_speedup"),
         ({"importance": "fisher"}, "importance fisher chooses heads and units for a speed-up; set target_speedup"),
+        ({"importance": "margin"}, "importance margin chooses heads and units for a speed-up; set target_speedup"),
+        (
+            {"target_speedup": 2, "importance": "margin", "task": "causal-lm"},
+            "importance margin is for classifiers, not for task causal-lm; use fisher",
+        ),
+        (
+            {"target_speedup": 2, "importance": "gates", "importance_file": "other.tsv"},
+            "importance_file=['other.tsv'] has no effect with importance gates, which reads no texts",
+        ),
+        ({"target_speedup": 2, "importance_file": "other.tsv"}, "other.tsv"),
         ({"target_speedup": 5000}, "at most"),
         ({"target_speedup": 2, "parts": "heads"}, "at most"),
         # Gates could close feed-forward blocks, but scores are of heads alone.

@@ -19,7 +19,7 @@ from ..results import Result
 from .compensation import RefitErrors, refit_outputs
 from .compensation import compensate as compensate_biases
 from .selection import Selection, select_parts
-from .unit_scores import unit_importance
+from .unit_scores import BY_SENTENCE, unit_importance
 
 
 if TYPE_CHECKING:
@@ -71,10 +71,12 @@ def fisher_pruning(
     ridge: float = 1e-4,
     loss: Callable[[ModelOutput, dict[str, Any]], torch.Tensor] | None = None,
     progress: bool = False,
+    method: str = "fisher",
 ) -> FisherPruning:
     """Prunes heads and units of a trained model for a speed-up, in place and without training (Kwon et al. 2022).
 
-    1. [`unit_importance`] estimates the Fisher information of the masks of all heads and units.
+    1. [`unit_importance`] estimates the Fisher information of the masks of all heads and units, or how much they
+       change the margin of a classifier.
     2. [`select_parts`] selects those that stay, and rearranges them within each block.
     3. They are removed, and [`refit_outputs`] fits the output projections to the outputs of the dense model, or
        [`compensate`] adds the mean outputs of what was removed to the biases.
@@ -82,7 +84,7 @@ def fisher_pruning(
     Args:
         model (`PreTrainedModel`): The trained model. Without `refit` and `compensate`, no copy of it is made.
         data (iterable of `dict`): Batches with labels, or a single batch; a few hundred texts are enough, which are
-            kept in memory.
+            kept in memory. They should be as long as those that the model will get.
         table ([`CostTable`]): Cost of the model, from `measure_latency_table` or `count_flops_table`.
         speedup (`float`): Cost of the dense model over the cost of the pruned model, greater than 1.
         parts (`list[str]`): What may be removed: `heads`, `units`, or both.
@@ -92,13 +94,15 @@ def fisher_pruning(
         ridge (`float`): See [`refit_outputs`].
         loss (callable, *optional*): See [`unit_importance`].
         progress (`bool`): Whether to show progress bars.
+        method (`str`): `fisher` or `margin`, see [`unit_importance`]. `margin` is for classifiers and needs no labels;
+            it is the better choice if the model was trained on the given texts.
 
     Returns:
         [`FisherPruning`]: the selection, the errors of the projections, and the duration.
 
     Raises:
-        ValueError: for the reasons given in the functions above; the model is then unchanged, unless it refuses a
-            batch only for `refit_outputs`.
+        ValueError: if `method` is unknown, or for the reasons given in the functions above; the model is then
+            unchanged, unless it refuses a batch only for `refit_outputs`.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -116,6 +120,8 @@ def fisher_pruning(
     start = time.perf_counter()
     if not is_finite(ridge) or ridge < 0:
         raise ValueError(f"ridge must be a number of at least 0, got {ridge!r}.")
+    if method not in BY_SENTENCE:
+        raise ValueError(f"method must be one of {', '.join(BY_SENTENCE)}, got {method!r}.")
     parts = [parts] if isinstance(parts, str) else list(parts)
     # Raises errors about the target and the table before any gradient is computed.
     scored = ["heads", *(part for part in parts if part != "heads")]
@@ -123,7 +129,7 @@ def fisher_pruning(
     if refit or compensate:
         check_outputs(model, prunable_parts(model))
     batches = [data] if isinstance(data, Mapping) else list(data)
-    scores = unit_importance(model, batches, "fisher", loss, keep_gradients=rearrange, progress=progress, parts=scored)
+    scores = unit_importance(model, batches, method, loss, keep_gradients=rearrange, progress=progress, parts=scored)
     selection = select_parts(model, scores, table, speedup, parts, rearrange)
     dense = copy.deepcopy(model) if refit or compensate else None
     selection.apply(model)

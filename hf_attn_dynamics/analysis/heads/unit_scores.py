@@ -22,7 +22,8 @@ from ..running import batches_of, real_tokens
 from .mask_gradients import check_tokens, mask_gradients, mean_sensitivities
 
 
-METHODS = ("fisher", "michel", "magnitude", "random")
+METHODS = ("fisher", "margin", "michel", "magnitude", "random")
+BY_SENTENCE = ("fisher", "margin")  # squared gradients of each sentence
 Tables = dict[str, torch.Tensor]
 
 
@@ -138,6 +139,9 @@ def unit_importance(
 
     - `fisher`: mean over sentences of `(Σ_tokens ⟨z, ∂L/∂z⟩)²`, the squared gradient of a mask. This is the diagonal
       of the empirical Fisher information (Kwon et al. 2022).
+    - `margin`: the same with the margin of a classifier instead of L: the largest logit minus the second largest one,
+      or the output itself if there is only one. It needs no labels. The losses of a classifier that fits its training
+      texts are close to 0 for most of them, so that `fisher` depends on few texts; margins do not saturate.
     - `michel`: mean over tokens of `|⟨z, ∂L/∂z⟩|` (Michel et al. 2019), as [`head_importance`].
     - `magnitude`: `Σ_j Σ_i |W_ij| · ‖z_j‖₂` over the inputs j of the output projection W that belong to the head or
       unit, with the norm over all tokens: Wanda's scores of single weights (Sun et al. 2024), summed over columns. It
@@ -155,12 +159,12 @@ def unit_importance(
             models.
         data (iterable of `dict`, *optional*): Batches, or a single batch: arguments of the forward pass, with labels
             for `fisher` and `michel`.
-        method (`str`): `fisher`, `michel`, `magnitude` or `random`.
+        method (`str`): `fisher`, `margin`, `michel`, `magnitude` or `random`.
         loss (callable, *optional*): `loss(outputs, batch)` returns the sum, not the mean, of the losses of a batch. By
-            default, the model's own loss times the number of labels.
+            default, the model's own loss times the number of labels. Only for `fisher` and `michel`.
         seed (`int`): Random seed of `random`; a score does not depend on what is removed.
         keep_gradients (`bool`): Whether the result has the gradients of each sentence, which
-            [`select_parts`] rearranges masks by; only for `fisher`.
+            [`select_parts`] rearranges masks by; only for `fisher` and `margin`.
         progress (`bool`): Whether to show a progress bar.
         parts (`list[str]`): `heads` and `units`, or `heads` alone, as for mixtures of experts.
 
@@ -168,7 +172,8 @@ def unit_importance(
         [`UnitScores`]: NaN for removed heads and units.
 
     Raises:
-        ValueError: if `method` is unknown, `data` is missing, `parts` lacks `heads`, or for the reasons given in
+        ValueError: if `method` is unknown, `data` is missing, `parts` lacks `heads`, `loss` or `keep_gradients` have
+            no effect, `margin` is used for a model without one logit for each class, or for the reasons given in
             [`head_importance`].
 
     Example:
@@ -184,16 +189,19 @@ def unit_importance(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
-    if keep_gradients and method != "fisher":
-        raise ValueError(f"keep_gradients needs method='fisher', got method={method!r}.")
+    if keep_gradients and method not in BY_SENTENCE:
+        raise ValueError(f"keep_gradients needs method='fisher' or 'margin', got method={method!r}.")
+    if loss is not None and method not in ("fisher", "michel"):
+        raise ValueError(f"loss has no effect with method={method!r}; use fisher or michel.")
     if data is None and method != "random":
         raise ValueError(f"method={method!r} needs data: batches of the forward pass.")
     if "heads" not in (parts := [parts] if isinstance(parts, str) else list(parts)):
         raise ValueError(f"parts must have heads, got {parts!r}; units are scored beside them.")
     scored = parts_of_model(model, parts)
     gradients = None
-    if method == "fisher":
-        found = _sentence_gradients(model, data, scored, loss, progress)
+    if method in BY_SENTENCE:
+        differentiated = partial(_summed_margins, model) if method == "margin" else loss
+        found = _sentence_gradients(model, data, scored, differentiated, progress)
         values = {key: own.double().square().mean(0) for key, own in found.items()}
         gradients = {part: _by_sentence(scored, found, part) for part in PARTS} if keep_gradients else None
     elif method == "michel":
@@ -204,6 +212,17 @@ def unit_importance(
         values = _random(scored, seed)
     tables = {part: tables_of_parts([own for own in scored if own.part == part], values) for part in PARTS}
     return UnitScores(HeadScores(tables["heads"]), tables["units"], method, gradients=gradients)
+
+
+def _summed_margins(model: PreTrainedModel, outputs: ModelOutput, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Sum over sentences of the largest logit minus the second largest one; of the output, if there is only one."""
+    logits = outputs.get("logits")
+    several = getattr(model.config, "problem_type", None) == "multi_label_classification"
+    if not torch.is_tensor(logits) or logits.dim() != 2 or several:
+        what = "several labels for a sentence" if several else "no single logit for each class"
+        raise ValueError(f"method='margin' is for classifiers, but {type(model).__name__} has {what}; use fisher.")
+    largest = logits.to(torch.promote_types(logits.dtype, torch.float32)).topk(min(2, logits.shape[1])).values
+    return largest[:, 0].sum() - largest[:, 1:].sum()
 
 
 def _sentence_gradients(

@@ -17,7 +17,8 @@ from .classifying import check_sources
 
 
 PRUNE_TASKS = ("text-classification", "causal-lm", "masked-lm", "image")
-METHODS = ("gates", "michel", "random", "fisher")
+METHODS = ("gates", "michel", "random", "fisher", "margin")
+CLASSIFIER_TASKS = ("text-classification", "image")
 DEFAULT_LENGTH = 64
 
 
@@ -45,7 +46,12 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
         1.0,
         "Epochs of training after pruning by gates; in other ways, a model is trained for the sum of both.",
     )
-    importance_examples: int = flag(1024, "Training examples to compute the importance of heads and units on.")
+    importance_examples: int = flag(1024, "Examples to compute the importance of heads and units on, and to refit on.")
+    importance_file: list[str] | None = flag(
+        None,
+        "Files like those of train_file to take these examples from, best as long as the texts that the model will "
+        "get; train_file by default.",
+    )
     gate_variant: str = flag("paper", f"Variant of the gates: {' or '.join(VARIANTS)}.")
     latency_shapes: list[str] | None = flag(
         None, "Further batch sizes and lengths to time the models of a speed-up on, such as 1x32."
@@ -124,6 +130,14 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
         self.importance = self.importance or default
         if "gates" in self.importance and not self.gate_epochs:
             raise ValueError("gate_epochs must be above 0 to train gates; set another importance or more epochs.")
+        if "margin" in self.importance and self.task not in CLASSIFIER_TASKS:
+            raise ValueError(f"importance margin is for classifiers, not for task {self.task}; use fisher.")
+        read_by = {"michel", "fisher", "margin"} | ({"random"} if for_speedup and self.refit else set())
+        if self.importance_file and not read_by & set(self.importance):
+            raise ValueError(
+                f"importance_file={self.importance_file} has no effect with importance {' '.join(self.importance)}, "
+                "which reads no texts."
+            )
         if for_speedup:
             refuse_flags(self, {"keep": "target_speedup says what to reach"})
             return
@@ -131,8 +145,9 @@ class PruneArguments(PublishArguments, SizeArguments, LabelledTextArguments):
             self,
             {"parts": "set target_speedup", "refit": "set target_speedup", "latency_shapes": "set target_speedup"},
         )
-        if "fisher" in self.importance:
-            raise ValueError("importance fisher chooses heads and units for a speed-up; set target_speedup.")
+        for method in ("fisher", "margin"):
+            if method in self.importance:
+                raise ValueError(f"importance {method} chooses heads and units for a speed-up; set target_speedup.")
 
 
 ARGUMENTS, HAS_TRAINER, PRESETS = PruneArguments, True, None

@@ -11,7 +11,9 @@ class PrunedRow(Record):
     """One model: a line of `curve.csv`, and of the printed table."""
 
     metric: str = hidden()
-    method: str = result("dense, the way to choose what is removed (gates, michel, fisher, random), or from scratch.")
+    method: str = result(
+        "dense, the way to choose what is removed (gates, michel, fisher, margin, random), or from scratch."
+    )
     target: float | None = result("The speed-up that was asked for.", default=None, optional=True)
     speedup: float | None = result(
         "Time of the dense model over the time of this one, in the same rounds.", default=None, optional=True

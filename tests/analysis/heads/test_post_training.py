@@ -6,6 +6,7 @@ import pytest
 import torch
 from slow_unit_scores import lone_sentences, output_projections, padded, scored_model
 from stock_models import build_stock
+from transformers import BertConfig, BertForSequenceClassification
 
 from hf_attn_dynamics import (
     FisherPruning,
@@ -66,6 +67,19 @@ def test_mixtures_of_experts_lose_heads(refit):
             assert torch.equal(parameter, dense.get_parameter(name))
 
 
+def test_margins_need_no_labels_and_select_by_what_they_say():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    dense = BertForSequenceClassification(BertConfig(**sizes, intermediate_size=32)).double().eval()
+    batch = {"input_ids": torch.randint(4, 60, (12, 8))}
+    table = count_flops_table(dense, length=8)
+    model, by_hand = copy.deepcopy(dense), copy.deepcopy(dense)
+    fisher_pruning(model, batch, table, 1.5, method="margin", refit=False, compensate=False)
+    scores = unit_importance(by_hand, batch, "margin", keep_gradients=True)
+    select_parts(by_hand, scores, table, 1.5, rearrange=True).apply(by_hand)
+    assert all(one.equal(other) for one, other in zip(weights(model), weights(by_hand), strict=True))
+
+
 def test_units_that_do_nothing_go_first_and_the_model_stays_as_it_was():
     model = scored_model("gpt2")
     batch = padded(lone_sentences(model))
@@ -101,6 +115,7 @@ def test_impossible_requests_leave_the_model_unchanged(bert):
     for arguments, message in (
         ({"speedup": 100}, "100 × cannot be reached by heads and units"),
         ({"speedup": 1}, "speedup must be a number greater than 1, got 1"),
+        ({"method": "michel"}, "method must be one of fisher, margin, got 'michel'"),
         ({"ridge": -1}, "ridge must be a number of at least 0, got -1"),
         ({"parts": ["layers"]}, "parts must be one or both of heads, units"),
         ({"data": []}, "data is empty"),

@@ -133,6 +133,64 @@ def test_the_choices_of_a_question_are_one_sentence():
     assert_same(unit_importance(model, alone), scores)
 
 
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_margins_are_those_of_masks_and_sentences_one_by_one(classes):
+    torch.manual_seed(1)
+    config = BertConfig(**SIZES | {"vocab_size": 60}, num_labels=classes)
+    model = BertForSequenceClassification(config).double().eval()
+    alone = [{name: value for name, value in one.items() if name != "labels"} for one in lone_sentences(model)]
+    expected = slow_margins(model, alone)
+    assert all(table.max() > 0 for table in expected.values())
+    # Of one batch with padding, and of batches of one sentence.
+    assert_same(unit_importance(model, [padded(alone, length=12)], "margin"), expected, rtol=1e-6)
+    scores = unit_importance(model, alone, "margin", keep_gradients=True)
+    assert_same(scores, expected, rtol=1e-6)
+    assert len(scores.gradients["heads"]["encoder"]) == len(alone)
+
+
+def slow_margins(model, alone):
+    """Squared gradients of a mask for each head and unit, by finite differences of the margin of each sentence."""
+    step, outputs = 1e-4, output_projections("bert", model)
+    values = {}
+    for (part, kind), modules in outputs.items():
+        rows = []
+        for module in modules:
+            count = 4 if part == "heads" else module.weight.shape[1]
+            row = []
+            for index in range(count):
+                columns = slice(index * module.weight.shape[1] // count, (index + 1) * module.weight.shape[1] // count)
+                changed = [scaled_margins(model, alone, module, columns, 1 + sign * step) for sign in (1, -1)]
+                row.append(((changed[0] - changed[1]) / (2 * step)).square().mean())
+            rows.append(torch.stack(row))
+        values[part, kind] = torch.stack(rows)
+    return values
+
+
+@torch.no_grad()
+def scaled_margins(model, alone, module, columns, scale):
+    """Margins of all sentences with some inputs of an output projection scaled."""
+    kept = module.weight[:, columns].clone()
+    module.weight[:, columns] = kept * scale
+    logits = [sorted(model(**sentence).logits[0].tolist(), reverse=True) for sentence in alone]
+    module.weight[:, columns] = kept
+    return torch.tensor([own[0] - (own[1] if len(own) > 1 else 0) for own in logits], dtype=torch.float64)
+
+
+def test_margins_are_of_classifiers():
+    model = build_stock("bert").double()
+    batch = padded(lone_sentences(model))
+    with pytest.raises(ValueError, match="is for classifiers, but .* has no single logit for each class; use fisher"):
+        unit_importance(model, batch, "margin")
+    several = BertForSequenceClassification(
+        BertConfig(**SIZES | {"vocab_size": 60}, problem_type="multi_label_classification")
+    )
+    without = {name: value for name, value in batch.items() if name != "labels"}
+    with pytest.raises(ValueError, match="has several labels for a sentence; use fisher"):
+        unit_importance(several, without, "margin")
+    with pytest.raises(ValueError, match="loss has no effect with method='margin'; use fisher or michel"):
+        unit_importance(several, without, "margin", loss=lambda outputs, batch: outputs.logits.sum())
+
+
 def test_a_loss_can_be_given():
     model = build_stock("bert").double()
     batch = padded(lone_sentences(model))
