@@ -175,6 +175,7 @@ def test_public_names_are_pinned():
         "CostTable",
         "Curves",
         "DelimiterAttention",
+        "DiagonalPrior",
         "DuplicateTokens",
         "Faithfulness",
         "FisherPruning",

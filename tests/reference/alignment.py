@@ -1,4 +1,4 @@
-"""IBM Model 1 as its equations read: dense tables, one word at a time."""
+"""IBM Model 1 and its diagonal prior as their equations read: dense tables, one word at a time."""
 
 import math
 from collections import defaultdict
@@ -45,6 +45,60 @@ def viterbi(source, target, trans, null_word):
 
 def _log_likelihood(pairs, trans):
     return sum(math.log(sum(trans[i][o] for i in source) / len(source)) for source, target in pairs for o in target)
+
+
+def diagonal_priors(place, source, targets, tension, null_probability):
+    """Prior probability of each source word, the first of which may be `None`, for the target word at a place from 0."""
+    words = [word for word in source if word is not None]
+    raw = [math.exp(-tension * abs((place + 1) / targets - (at + 1) / len(words))) for at in range(len(words))]
+    if len(words) == len(source):
+        return [value / sum(raw) for value in raw]
+    return [null_probability] + [(1 - null_probability) * value / sum(raw) for value in raw]
+
+
+def dense_diagonal_model(pairs, iterations, null_word, tension, null_probability, fits_tension):
+    """`(trans, tensions, log_likelihoods)` with a diagonal prior; the best tension is found by ternary search."""
+    null = [None] if null_word else []
+    pairs = [(null + list(source), list(target)) for source, target in pairs]
+    targets = {word for _, target in pairs for word in target}
+    sources = {word for source, _ in pairs for word in source}
+    trans = {i: dict.fromkeys(targets, 1 / len(targets)) for i in sources}
+
+    def joint(source, target, place):
+        prior = diagonal_priors(place, source, len(target), tension, null_probability)
+        return [own * trans[i][target[place]] for own, i in zip(prior, source)]
+
+    def log_likelihood():
+        return sum(math.log(sum(joint(s, t, place))) for s, t in pairs for place in range(len(t)))
+
+    log_likelihoods, tensions = [log_likelihood()], [tension]
+    for _ in range(iterations):
+        counts, shares = {i: defaultdict(float) for i in sources}, []
+        for source, target in pairs:
+            for place, o in enumerate(target):
+                values = joint(source, target, place)
+                shares.append((place, source, target, [value / sum(values) for value in values]))
+                for i, share in zip(source, shares[-1][-1]):
+                    counts[i][o] += share
+        trans = {i: {o: counts[i][o] / sum(counts[i].values()) for o in targets} for i in sources}
+
+        def expected(candidate, shares=shares):
+            return sum(
+                share * math.log(own)
+                for place, source, target, row in shares
+                for own, share in zip(diagonal_priors(place, source, len(target), candidate, null_probability), row)
+                if share
+            )
+
+        if fits_tension:
+            low, high = 0.0, 50.0
+            for _ in range(80):
+                one, other = low + (high - low) / 3, high - (high - low) / 3
+                low, high = (one, high) if expected(one) < expected(other) else (low, other)
+            tension = (low + high) / 2
+        tensions.append(tension)
+        log_likelihoods.append(log_likelihood())
+    return trans, tensions, log_likelihoods
 
 
 def grow_diag_final(forward, backward, method, sources, targets):

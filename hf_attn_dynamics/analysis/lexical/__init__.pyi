@@ -12,6 +12,7 @@ from .alignment import attention_alignment as attention_alignment
 from .alignment import read_pharaoh as read_pharaoh
 from .alignment import symmetrize as symmetrize
 from .alignment import write_pharaoh as write_pharaoh
+from .diagonal_prior import DiagonalPrior as DiagonalPrior
 from .ibm_model import IbmModel1 as IbmModel1
 from .optimum import OptimalAttention as OptimalAttention
 from .optimum import optimal_attention as optimal_attention

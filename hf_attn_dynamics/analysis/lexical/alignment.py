@@ -10,6 +10,7 @@ import torch
 
 from ..._files import read_text, write_text
 from ...models.token_mask import non_padding
+from .diagonal_prior import DiagonalPrior
 from .ibm_model import IbmModel1, Link, Links, Pair, sides_of
 
 
@@ -123,6 +124,7 @@ def align_both_directions(
     iterations: int = 5,
     null_word: bool = True,
     training_pairs: Iterable[Pair] | None = None,
+    prior: DiagonalPrior | None = None,
 ) -> list[Links]:
     """Fits an [`IbmModel1`] in each direction, aligns sentence pairs with both, and combines the alignments.
 
@@ -132,6 +134,7 @@ def align_both_directions(
         iterations (`int`): Number of E and M steps of each model.
         null_word (`bool`): Whether words of either side can align to the NULL word.
         training_pairs (iterable of `(source, target)`, *optional*): Pairs to fit the models on; defaults to `pairs`.
+        prior ([`DiagonalPrior`], *optional*): Prior of the positions in both models.
 
     Returns:
         `list` of `list[tuple[int, int]]`: for each pair the links `(source position, target position)`, sorted.
@@ -148,10 +151,10 @@ def align_both_directions(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
     pairs = list(zip(*sides_of(pairs)))
     training = pairs if training_pairs is None else list(zip(*sides_of(training_pairs)))
-    forward = IbmModel1(null_word).fit(training, iterations).align(pairs)
+    forward = IbmModel1(null_word, prior).fit(training, iterations).align(pairs)
     exchanged = [(target, source) for source, target in pairs]
     training = [(target, source) for source, target in training]
-    backward = IbmModel1(null_word).fit(training, iterations).align(exchanged)
+    backward = IbmModel1(null_word, prior).fit(training, iterations).align(exchanged)
     return symmetrize(forward, [[(source, target) for target, source in links] for links in backward], method)
 
 

@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0.
-"""IBM Model 1: translation probabilities of words, and the word alignments that they imply."""
+"""IBM Model 1: translation probabilities of words, and the word alignments that they imply.
 
+With a [`DiagonalPrior`], it is the reparametrization of IBM Model 2 of fast_align.
+"""
+
+import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -15,6 +19,7 @@ from scipy.sparse import csr_array
 
 from ..._files import write_bytes
 from ..notebook import MOST_ROWS, Html, html_table
+from .diagonal_prior import DiagonalCells, DiagonalPrior
 
 
 logger = logging.getLogger(__name__)
@@ -34,10 +39,14 @@ class IbmModel1:
     `Trans(o | i) = C_io / Σ_o' C_io'` (equation 17). With the NULL word, each source sentence has an additional word,
     `None`, to which target words without a counterpart align; it counts in L.
 
+    With a `prior`, `1/L` becomes the prior probability of an alignment to the source word at position l, which
+    [`DiagonalPrior`] defines.
+
     Words are strings or integers, one type on each side. Training is deterministic.
 
     Args:
         null_word (`bool`): Whether target words can align to the NULL word.
+        prior ([`DiagonalPrior`], *optional*): Prior of the positions; by default, all are equally probable.
 
     Attributes:
         counts (`scipy.sparse.csr_array` of shape `(source words, target words)`): Expected counts C of the last
@@ -49,6 +58,7 @@ class IbmModel1:
         log_likelihoods (`list[float]`): Sum of ln p(y | x) over all pairs, in nats, before the first iteration and
             after each; it never decreases.
         skipped_pairs (`int`): Number of training pairs with an empty side.
+        tension (`float`, *optional*): Tension λ of the fitted prior; `None` without a prior.
 
     Example:
         >>> pairs = [("das Haus", "the house"), ("das Buch", "the book"), ("ein Buch", "a book")]
@@ -60,8 +70,9 @@ class IbmModel1:
         [[(0, 0), (1, 1)]]
     """
 
-    def __init__(self, null_word: bool = True):
-        self.null_word = null_word
+    def __init__(self, null_word: bool = True, prior: DiagonalPrior | None = None):
+        self.null_word, self.prior = null_word, prior
+        self.tension = prior.tension if prior else None
         self.source_words: list[Word | None] = []
         self.target_words: list[Word] = []
         self.log_likelihoods: list[float] = []
@@ -71,24 +82,27 @@ class IbmModel1:
     def fit(self, pairs: Iterable[Pair], iterations: int = 5, count_repeats: bool = True) -> "IbmModel1":
         """Fits the model by expectation maximization from uniform probabilities, also if it was fitted before.
 
-        It needs about 50 bytes of memory for each pair of a source token and a target token in a sentence pair.
+        It needs about 50 bytes of memory for each pair of a source token and a target token in a sentence pair, and
+        about 100 with a prior.
 
         Args:
             pairs (iterable of `(source, target)`): Tokens of each sentence and of its translation. Pairs with an empty
                 side are left out with a warning, and counted in `skipped_pairs`.
             iterations (`int`): Number of E and M steps.
             count_repeats (`bool`): Whether repeated words of a target sentence count each time, as in the model. If
-                not, they count once, as in NLTK.
+                not, they count once, as in NLTK; not with a prior, which needs their positions.
 
         Returns:
             [`IbmModel1`]: itself.
 
         Raises:
-            ValueError: if `iterations` is not positive, no pair has words on both sides, or pairs are not two lists of
-                words of one type.
+            ValueError: if `iterations` is not positive, `count_repeats` is `False` with a prior, no pair has words on
+                both sides, or pairs are not two lists of words of one type.
         """
         if iterations < 1:
             raise ValueError(f"iterations must be at least 1, got {iterations}.")
+        if self.prior and not count_repeats:
+            raise ValueError("count_repeats=False leaves words out, but a prior needs their positions; leave it True.")
         sources, targets = sides_of(pairs)
         full = [bool(len(source) and len(target)) for source, target in zip(sources, targets)]
         if not any(full):
@@ -103,19 +117,26 @@ class IbmModel1:
         source, target = _Tokens.of(sources, source_words), _Tokens.of(targets, target_words)
         cells = _cooccurrences(source, target, self.null_word)
 
-        log_lengths = np.log(source.lengths + self.null_word) @ target.lengths
+        diagonal, tension = self._diagonal(cells, source.lengths, target.lengths), self.prior and self.prior.tension
+        # Without a prior, all probabilities are 1/L, whose logarithm is subtracted.
+        log_lengths = 0.0 if diagonal else np.log(source.lengths + self.null_word) @ target.lengths
+        weights = diagonal.probabilities(tension) if diagonal else np.ones(len(cells.token))
         # Rows sum the cells of each pair of words, columns the cells of each target token.
-        tokens = csr_array((np.ones(len(cells.token)), cells.token, cells.first))
+        tokens = csr_array((weights, cells.token, cells.first))
         trans = np.full(len(cells.source), 1 / len(target_words))
         token_sums = tokens.T @ trans
         log_likelihoods = [np.log(token_sums).sum() - log_lengths]
         for _ in range(iterations):
             counts = trans * (tokens @ (1 / token_sums))  # E step: equation 19, summed over all tokens
+            if diagonal and self.prior.fit_tension:
+                posteriors = tokens.data * np.repeat(trans, np.diff(cells.first)) / token_sums[cells.token]
+                tension = diagonal.best_tension(posteriors)
+                tokens.data = diagonal.probabilities(tension)
             trans = counts / np.bincount(cells.source, counts)[cells.source]  # M step: equation 17
             token_sums = tokens.T @ trans
             log_likelihoods.append(np.log(token_sums).sum() - log_lengths)
 
-        self.source_words, self.target_words = list(source_words), list(target_words)
+        self.source_words, self.target_words, self.tension = list(source_words), list(target_words), tension
         self.log_likelihoods = [float(value) for value in log_likelihoods]
         self.skipped_pairs = full.count(False)
         rows = np.append(0, np.bincount(cells.source).cumsum())
@@ -142,7 +163,7 @@ class IbmModel1:
         return 0.0 if row is None or column is None else float(self.probabilities[row, column])
 
     def align(self, pairs: Iterable[Pair]) -> list[Links]:
-        """The most probable alignment: each target word with the source word of the highest probability.
+        """The most probable alignment: each target word with the source word of the highest posterior probability.
 
         Among equally probable source words, the last one is chosen, and any of them before the NULL word, as in NLTK.
         A target word has no link if it aligns to the NULL word, or never occurred with any of the source words;
@@ -211,6 +232,8 @@ class IbmModel1:
             "source_words": self.source_words,
             "target_words": self.target_words,
             "skipped_pairs": self.skipped_pairs,
+            "prior": self.prior and dataclasses.asdict(self.prior),
+            "tension": self.tension,
         }
         write_bytes(path, save(tensors, metadata={"ibm_model_1": json.dumps(words)}))
 
@@ -225,7 +248,10 @@ class IbmModel1:
             with safe_open(path, "numpy") as file:
                 values = json.loads(file.metadata()["ibm_model_1"])
                 tensors = {name: file.get_tensor(name) for name in ("counts", "columns", "rows", "log_likelihoods")}
-            model = cls(null_word=values["source_words"][0] is None)
+            prior = values.get("prior")
+            model = cls(values["source_words"][0] is None, DiagonalPrior(**prior) if prior else None)
+            if prior:
+                model.tension = DiagonalPrior(values["tension"]).tension  # which is checked
             model.source_words, model.target_words = values["source_words"], values["target_words"]
             model.log_likelihoods, model.skipped_pairs = tensors["log_likelihoods"].tolist(), values["skipped_pairs"]
             shape = len(model.source_words), len(model.target_words)
@@ -270,7 +296,10 @@ class IbmModel1:
             raise ValueError("the model has not been fitted; call fit() or load() first.")
 
     def _look_up(self, pairs: Iterable[Pair]) -> tuple["_Cells", np.ndarray, np.ndarray, np.ndarray]:
-        """Cells of sentence pairs, β^IBM (equation 18) of each, and the lengths of all sources and targets."""
+        """Cells of sentence pairs, β^IBM (equation 18) of each, and the lengths of all sources and targets.
+
+        With a prior, β is multiplied by it.
+        """
         self._check_fitted()
         sources, targets = sides_of(pairs)
         source, target = _Tokens.of(sources, self._source_index), _Tokens.of(targets, self._target_index)
@@ -279,7 +308,18 @@ class IbmModel1:
         beta = np.zeros(len(cells.source))
         if known.any():  # indexing with empty arrays does not return an array
             beta[known] = self.probabilities[cells.source[known], cells.target[known]]
-        return cells, np.repeat(beta, np.diff(cells.first)), source.lengths, target.lengths
+        beta = np.repeat(beta, np.diff(cells.first))
+        if diagonal := self._diagonal(cells, source.lengths, target.lengths):
+            beta *= diagonal.probabilities(self.tension)
+        return cells, beta, source.lengths, target.lengths
+
+    def _diagonal(
+        self, cells: "_Cells", source_lengths: np.ndarray, target_lengths: np.ndarray
+    ) -> DiagonalCells | None:
+        if self.prior is None:
+            return None
+        null_probability = self.prior.null_probability if self.null_word else 0.0
+        return DiagonalCells(cells.token, cells.position, source_lengths, target_lengths, null_probability)
 
 
 class _Tokens(NamedTuple):
