@@ -48,7 +48,7 @@ def _log_likelihood(pairs, trans):
 
 
 def diagonal_priors(place, source, targets, tension, null_probability):
-    """Prior probability of each source word, the first of which may be `None`, for the target word at a place from 0."""
+    """Prior probability of each source word, the first of which may be `None`, for the target word at a place."""
     words = [word for word in source if word is not None]
     raw = [math.exp(-tension * abs((place + 1) / targets - (at + 1) / len(words))) for at in range(len(words))]
     if len(words) == len(source):

@@ -17,8 +17,8 @@ class DiagonalPrior:
     """Prior of [`IbmModel1`] by which words align to words at about the same place of their sentence.
 
     The t-th of m target words aligns to the NULL word with probability p₀, and to the l-th of n source words with
-    probability `(1 − p₀) exp(−λ |t/m − l/n|) / Z`, where positions count from 1, and Z sums over l (Dyer, Chahuneau and
-    Smith 2013, "A Simple, Fast, and Effective Reparameterization of IBM Model 2", known as fast_align).
+    probability `(1 − p₀) exp(−λ |t/m − l/n|) / Z`, where positions count from 1, and Z sums over l (fast_align; Dyer,
+    Chahuneau and Smith 2013, "A Simple, Fast, and Effective Reparameterization of IBM Model 2").
 
     Args:
         tension (`float`): λ, from 0 to 50. With 0, all source words are equally probable. If it is fitted, the value
@@ -53,8 +53,8 @@ class DiagonalPrior:
 class DiagonalCells:
     """Probabilities of the cells of a corpus, which are all pairs of a source token and a target token of a pair.
 
-    The prior depends only on the position of the target token and on both lengths. Each combination of these numbers is
-    a place, whose alternatives are the source positions.
+    The prior depends only on the position of the target token and on both lengths. Each combination of these numbers
+    is a place, whose alternatives are the source positions.
 
     Args:
         token (`np.ndarray`): Index of the target token of each cell, in the corpus.

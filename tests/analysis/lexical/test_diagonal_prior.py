@@ -69,7 +69,7 @@ def test_the_likelihood_never_falls():
 
 
 def test_positions_tell_words_apart_that_always_occur_together():
-    pairs = [("the dog".split(), "le chien".split())] * 5
+    pairs = [(["the", "dog"], ["le", "chien"])] * 5
     assert IbmModel1().fit(pairs).align(pairs[:1]) == [[(1, 0), (1, 1)]]
     assert IbmModel1(prior=DiagonalPrior()).fit(pairs).align(pairs[:1]) == [[(0, 0), (1, 1)]]
 
@@ -91,7 +91,7 @@ def test_a_saved_model_aligns_new_pairs_as_before(tmp_path):
 
 
 def test_both_directions_have_the_prior():
-    pairs = [("the dog".split(), "le chien".split())] * 5
+    pairs = [(["the", "dog"], ["le", "chien"])] * 5
     assert align_both_directions(pairs, "intersection", prior=DiagonalPrior()) == [[(0, 0), (1, 1)]] * 5
 
 
