@@ -89,7 +89,7 @@ def test_a_card_says_which_layers_learned_from_a_teacher(tmp_path):
 @pytest.mark.parametrize(("license", "line"), [(None, "not chosen"), ("mit", "mit")])
 def test_a_card_says_what_is_licensed_how(tmp_path, license, line):
     assert (
-        f"- Licence: {line} for the weights, Apache-2.0 for the code saved with them"
+        f"- License: {line} for the weights, Apache-2.0 for the code saved with them"
         in card(tmp_path, license=license).text
     )
 
@@ -216,7 +216,7 @@ def test_the_examples_of_cards_are_what_the_template_gives_now(path):
     found = {line for line in example.text.splitlines() if line.startswith("## ")}
     assert {line for line in found if not line.startswith("## Citation")} <= headings
     assert {"## Results", "## Usage", "## Training command"} <= found
-    for entry in ("- Parameters: ", "- Training data: ", "- Licence: "):
+    for entry in ("- Parameters: ", "- Training data: ", "- License: "):
         assert entry in example.text
     assert ("## Remaining heads" in found) == ("![Remaining heads of each layer]" in example.text)
     assert all(one.metric_args == {"seed": 42} and one.dataset_split for one in example.data.eval_results)

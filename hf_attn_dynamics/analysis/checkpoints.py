@@ -34,7 +34,7 @@ def checkpoint_timeline(
     progress: bool = True,
     **loading: Any,
 ) -> HeadTimeline:
-    """Measures all heads at each checkpoint of a run, or at each revision of a repository (Pythia, OLMo, MultiBERTs).
+    """Measures all heads at each checkpoint of a run, or at each revision of a repository (Pythia, OLMo).
 
     Each checkpoint reads the same probe data under fresh copies of the observers. One model is in memory at a time.
     Checkpoints that cannot be loaded or measured, or have other numbers of layers or heads, are left out, with a
@@ -45,11 +45,11 @@ def checkpoint_timeline(
             given.
         observers (iterable of [`Observer`]): See [`HeadDynamicsCallback`].
         probe_data (iterable of `dict`): Batches of tensors for the model.
-        revisions (iterable of `str`, or `dict[str, int]`, *optional*): Revisions, whose first number is their step
-            (`step1000`); or the step of each revision.
+        revisions (iterable of `str`, or `dict[str, int]`, *optional*): Revisions, whose number after `step` is their
+            step (`stage1-step1000-tokens5B`), or else their first number; or the step of each revision.
         auto_class (`str` or class): Class that loads the checkpoints, such as `AutoModelForCausalLM`.
         path (`str` or `Path`, *optional*): CSV file that is written after each checkpoint. If it exists, steps in it
-            are not measured again.
+            are not measured again; it must have the same statistics.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): See [`observe`].
         progress (`bool`): Whether to show a progress bar.
         loading: Further arguments of `from_pretrained`, such as `dtype`.
@@ -58,8 +58,9 @@ def checkpoint_timeline(
         [`HeadTimeline`]
 
     Raises:
-        ValueError: if there are no observers, no probe data, no checkpoints, or two with one step; a revision has no
-            number; or no checkpoint could be measured.
+        ValueError: if there are no observers, no probe data or data that are no batches, no checkpoints, or two with
+            one step; a revision has no number; the file at `path` has other statistics; or no checkpoint could be
+            measured.
 
     Example:
         >>> import tempfile, torch
@@ -73,14 +74,24 @@ def checkpoint_timeline(
         >>> list(checkpoint_timeline(folder, [HeadEntropy()], probe, progress=False).of("entropy"))
         [10, 20]
     """
-    observers, batches = tuple(observers), list(probe_data)
+    observers, batches = tuple(observers), [probe_data] if isinstance(probe_data, Mapping) else list(probe_data)
     check_observers(observers, "checkpoint_timeline(folder, [HeadConfidence()], probe_data)")
     if not batches:
         raise ValueError("probe_data is empty: pass at least one batch.")
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, Mapping):
+            raise ValueError(f"batch {number} of probe_data must be arguments by name, got {type(batch).__name__}.")
     steps = _steps_of(Path(model) if revisions is None else None, revisions)
     loader = getattr(transformers, auto_class) if isinstance(auto_class, str) else auto_class
     timeline = HeadTimeline.load(path) if path is not None and Path(path).is_file() else HeadTimeline()
     shapes = _shapes(next(iter(timeline.measurements.values()))) if timeline.measurements else None
+    # Statistics are named OBSERVER or OBSERVER/NAME.
+    known, wanted = {name.partition("/")[0] for name in shapes or ()}, {observer.name for observer in observers}
+    if shapes and known != wanted:
+        raise ValueError(
+            f"{path} has statistics of {', '.join(sorted(known))}, but the observers are {', '.join(sorted(wanted))}; "
+            "name another file."
+        )
     failures = {}
     for step, name in tqdm(steps.items(), desc="checkpoints", disable=not progress):
         if step in timeline.measurements:
@@ -93,7 +104,8 @@ def checkpoint_timeline(
             if _shapes(measured) != shapes:
                 raise ValueError("it has other numbers of layers or heads than the first one")
         except (OSError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-            failures[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            reason = next(iter(str(error).strip().splitlines()), "no reason given")
+            failures[name] = f"{type(error).__name__}: {reason}"
             logger.warning(f"{name} is left out of the timeline: {failures[name]}")
             continue
         for statistic, scores in measured.items():
@@ -126,10 +138,10 @@ def _steps_of(folder: Path | None, revisions: Iterable[str] | Mapping[str, int] 
 
 
 def _first_number(name: str) -> int:
-    found = re.search(r"\d+", name)
+    found = re.search(r"step[_-]?(\d+)", name) or re.search(r"(\d+)", name)
     if found is None:
         raise ValueError(f"revision {name!r} has no number, which would be its step; pass {{revision: step}}.")
-    return int(found[0])
+    return int(found[1])
 
 
 def _measure(

@@ -72,7 +72,7 @@ FUNCTIONS = {
 }
 ROLE_OF_FUNCTION = {"rare words": "rarest", "duplicate tokens": "duplicate"}  # syntactic heads may play any role
 WORTH_KNOWING = 10  # heads with examples on the page
-NOT_ASKED_FOR = "not asked for."
+NOT_ASKED_FOR = "not requested."
 
 
 def read_heads(

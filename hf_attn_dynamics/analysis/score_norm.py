@@ -175,7 +175,7 @@ class ScoreNormHistory:
 
     Args:
         units (`list[int]`, *optional*): Words to record; all by default.
-        centred (`bool`): Whether to subtract the scores and vectors of the first record.
+        centered (`bool`): Whether to subtract the scores and vectors of the first record.
 
     Attributes:
         epochs (`list[int]`): The recorded epochs.
@@ -187,9 +187,9 @@ class ScoreNormHistory:
         (tensor([[[1.]]]), tensor([[[5.]]]))
     """
 
-    def __init__(self, units: Sequence[int] | None = None, centred: bool = False):
+    def __init__(self, units: Sequence[int] | None = None, centered: bool = False):
         self.units = None if units is None else list(units)
-        self.centred = centred
+        self.centered = centered
         self._first: tuple[torch.Tensor, torch.Tensor] | None = None
         self.epochs: list[int] = []
         self._values: torch.Tensor | None = None
@@ -204,7 +204,7 @@ class ScoreNormHistory:
         """
         if self.units is not None:
             scores, vectors = scores[:, self.units], vectors[:, self.units]
-        if self.centred:
+        if self.centered:
             self._first = self._first or (scores.detach().clone(), vectors.detach().clone())
             scores, vectors = scores - self._first[0], vectors - self._first[1]
         # One block that doubles when full: many small tensors would fragment the memory.

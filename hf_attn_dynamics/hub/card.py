@@ -179,7 +179,7 @@ def write_model_card(
         methods (iterable of `str`): Keys of `PAPERS` to cite; `guidance` and `hard_coded` are added if the
             configuration has them.
         language (`str` or `list[str]`, *optional*): Language codes of the data, if known.
-        license (`str`, *optional*): Licence of the weights; the card states if there is none.
+        license (`str`, *optional*): License of the weights; the card states if there is none.
         base_model (`str` or `Path`, *optional*): Checkpoint that training started from; linked if it is on the Hub.
         hub_dataset (`str`, *optional*): Name of the training data on the Hub, which is linked.
 

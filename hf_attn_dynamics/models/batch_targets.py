@@ -101,7 +101,7 @@ def check_visible(name: str, rows: PatternRows, real: torch.Tensor, counted: tor
         column, key = target_columns(name, "keys")[0], int(rows.keys[sentence, row, slot])
         raise ValueError(
             f"{column} names key {key} in sentence {sentence} of the batch, which is padding; keys are positions in "
-            "the padded sentence, and rows without a target are -100."
+            "the row of a sentence, or within it in packed batches, and rows without a target are -100."
         )
 
 

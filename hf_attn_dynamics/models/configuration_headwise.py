@@ -208,6 +208,11 @@ class HeadwiseConfigMixin(SavedCodeMixin, LimitedConfigMixin):
         settings = self.head_settings()
         for name, value in settings.to_config().items():
             setattr(self, name, value)
+        if "decoder" in (settings.guidance or ()) and getattr(self, "is_causal", None) is False:
+            raise ValueError(
+                "guidance of a decoder is that of causal attention, but is_causal=False makes its attention "
+                "bidirectional; leave one of them out."
+            )
         return self.head_settings()
 
     def kept_heads(self) -> dict[HeadSite, list[int]]:

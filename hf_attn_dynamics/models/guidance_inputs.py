@@ -25,6 +25,7 @@ def guidance_targets(
     model: PreTrainedModel,
     settings: HeadSettings,
     batch: Mapping[str, Any],
+    packing: Packing | None = None,
     counts: Mapping[str, Any] | None = None,
 ) -> dict[str, GuidanceTargets]:
     """Targets of the guided heads for a batch, by kind of site.
@@ -33,6 +34,7 @@ def guidance_targets(
         model (`PreTrainedModel`): A headwise model.
         settings ([`HeadSettings`]): Its settings.
         batch (`dict`): Arguments of the forward pass, `guidance_rows`, and the columns of targets.
+        packing ([`Packing`], *optional*): Where the sentences of a packed batch are, from [`packing_of`].
         counts (`dict`, *optional*): See [`GuidanceTargets`].
 
     Raises:
@@ -40,7 +42,7 @@ def guidance_targets(
             sentences in models of two stacks, in cross-attention or with a teacher, without input ids where patterns
             read them, or without the columns of targets.
     """
-    return _targets_of(model, settings, settings.guided_indices, batch, counts)
+    return _targets_of(model, settings, settings.guided_indices, batch, packing, counts)
 
 
 def guided_row_counts(
@@ -58,16 +60,18 @@ def guided_row_counts(
     """
     guided = _guided_to_targets(settings)
     found = {}
-    for kind, targets in _measured(model, settings, guided, batch).items():
+    for kind, targets in _measured(model, settings, guided, batch, packing_of(model, batch)).items():
         if not isinstance(targets, GuidanceTargets):
             targets = targets(*_stand_ins(settings, kind, guided[kind], batch))
         found |= targets.row_counts()
     return found
 
 
-def measured_targets(model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any]) -> dict[str, Any]:
+def measured_targets(
+    model: PreTrainedModel, settings: HeadSettings, batch: Mapping[str, Any], packing: Packing | None = None
+) -> dict[str, Any]:
     """As [`guidance_targets`], those whose columns are in the batch, in which no row needs to count."""
-    return _measured(model, settings, _guided_to_targets(settings, batch), batch)
+    return _measured(model, settings, _guided_to_targets(settings, batch), batch, packing)
 
 
 def _guided_to_targets(settings: HeadSettings, batch: Mapping[str, Any] | None = None) -> dict[str, Layers]:
@@ -89,13 +93,17 @@ def _guided_to_targets(settings: HeadSettings, batch: Mapping[str, Any] | None =
 
 
 def _measured(
-    model: PreTrainedModel, settings: HeadSettings, guided: dict[str, Layers], batch: Mapping[str, Any]
+    model: PreTrainedModel,
+    settings: HeadSettings,
+    guided: dict[str, Layers],
+    batch: Mapping[str, Any],
+    packing: Packing | None,
 ) -> dict[str, Any]:
     """[`_targets_of`] a batch that may have no row that counts."""
     if not guided:
         return {}
     counts: dict[str, Any] = {**dict.fromkeys(settings.target_columns, 1), "fraction": 1.0}
-    return _targets_of(model, settings, guided, batch, counts)
+    return _targets_of(model, settings, guided, batch, packing, counts)
 
 
 def _stand_ins(
@@ -119,6 +127,7 @@ def _targets_of(
     settings: HeadSettings,
     guided: Mapping[str, Layers],
     batch: Mapping[str, Any],
+    packing: Packing | None,
     counts: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """[`guidance_targets`] of the given heads; functions of query and key instead, for images and audio."""
@@ -132,7 +141,6 @@ def _targets_of(
             "the guidance loss of a decoder needs the whole target, but with a cache it reads only a part of it: "
             "pass the whole target and no cache."
         )
-    packing = packing_of(model, batch)
     _check_packing(settings, guided, batch, packing)
     if model.main_input_name not in ("input_ids", "inputs_embeds"):
         rows = {}
@@ -192,9 +200,12 @@ def columns_of_sentences(
         fills = {first: 0 if form == "weights" else IGNORED, **dict.fromkeys(weights, 0)}
         for column, fill in fills.items():
             if (given := batch.get(column)) is not None:
-                fits = given.shape[:2] == packing.rows
-                # Another shape is refused where targets are read.
-                columns[column] = packing.split(given, fill) if fits else given
+                if given.shape[:2] != packing.rows:
+                    raise ValueError(
+                        f"{column} must have shape {packing.rows}{' and a third size' * (form == 'sparse')}, that of "
+                        f"the packed batch, got {tuple(given.shape)}."
+                    )
+                columns[column] = packing.split(given, fill)
     return columns
 
 
@@ -304,6 +315,11 @@ def target_tokens(
     tokens = Tokens(
         decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
     )
+    if guidance_rows is not None and (guidance_rows.dtype != torch.bool or guidance_rows.shape != inputs.shape[:2]):
+        raise ValueError(
+            f"guidance_rows must be a boolean tensor of shape {tuple(inputs.shape[:2])}, the rows of the decoder, got "
+            f"{guidance_rows.dtype} of shape {tuple(guidance_rows.shape)}."
+        )
     # The decoder's start token may be the padding token, so labels tell the rows that count.
     predicting = guidance_rows if labels is None else is_labelled(labels)
     if decoder_attention_mask is not None:

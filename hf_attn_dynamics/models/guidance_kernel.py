@@ -11,7 +11,8 @@ Triton is optional, and imported only where the kernels are used.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -44,6 +45,18 @@ def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def _on_its_device(function: Callable) -> Callable:
+    """Triton launches kernels on the current device, not on that of the first argument."""
+
+    @wraps(function)
+    def on_its_device(query: torch.Tensor, *args: Any) -> Any:
+        with torch.cuda.device_of(query):
+            return function(query, *args)
+
+    return on_its_device
+
+
+@_on_its_device
 def kernel_guidance(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Hard-coded Gaussian attention (You, Sun & Iyyer 2020): weights that depend on positions alone.
 
-Row p attends with a normal density centred at position p + offset, restricted to its visible keys. The attention has
+Row p attends with a normal density centered at position p + offset, restricted to its visible keys. The attention has
 no query and key projections; values and outputs are projected as usual.
 """
 

@@ -18,7 +18,6 @@ from transformers.utils import ModelOutput
 from .compat import shift_tokens_right
 from .ignored_labels import IGNORED
 from .loss_terms import HEAD_LOSSES, SHIFTED_LABELS, LossTerm
-from .packing import count_sentences
 from .precision import at_least_single
 from .token_mask import labels_of_tokens
 
@@ -201,29 +200,26 @@ def task_parts(
     return parts
 
 
-def fraction_of_sentences(model: PreTrainedModel, batch: Mapping[str, Any], num_items: Any) -> Any:
+def fraction_of_sentences(sentences: torch.Tensor | None, num_items: Any) -> torch.Tensor | None:
     """Fraction of the sentences of an accumulated batch that are in this one; `None` if they are not counted."""
-    if not isinstance(num_items, dict) or SENTENCES not in num_items:
+    if sentences is None or not isinstance(num_items, dict) or SENTENCES not in num_items:
         return None
-    return count_sentences(model, batch) / num_items[SENTENCES]
+    return sentences / num_items[SENTENCES]
 
 
-def head_loss_parts(
-    model: PreTrainedModel, losses: dict[str, Any], batch: Mapping[str, Any], num_items: Any
-) -> dict[str, Any]:
+def head_loss_parts(losses: dict[str, Any], sentences: torch.Tensor | None, num_items: Any) -> dict[str, Any]:
     """Contribution of this batch to the unweighted guidance loss and gate penalty of an accumulated batch.
 
     Args:
-        model (`PreTrainedModel`): The model.
         losses (`dict[str, torch.Tensor]`): `guidance_loss`, the mean over the sentences of this batch, with its
             summands `guidance_losses` by name, and `gate_penalty`, if requested.
-        batch (`dict`): Arguments of the forward pass.
+        sentences (`torch.Tensor`, *optional*): Number of sentences of this batch, from [`number_of_sentences`].
         num_items (`dict`, *optional*): `num_items_in_batch` of the forward pass. Without its key `sentences` the
             guidance loss remains the mean over this batch; without `forward_passes` the penalty is not divided.
     """
     counted = num_items if isinstance(num_items, dict) else {}
     parts = dict(losses)
-    fraction = fraction_of_sentences(model, batch, num_items) if "guidance_loss" in losses else None
+    fraction = fraction_of_sentences(sentences, num_items) if "guidance_loss" in losses else None
     if fraction is not None:
         fraction = torch.as_tensor(fraction, device=losses["guidance_loss"].device)
         parts["guidance_loss"] = losses["guidance_loss"] * fraction

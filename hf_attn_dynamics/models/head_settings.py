@@ -332,6 +332,13 @@ class HeadSettings:
         return (*dict.fromkeys(name for layout in layouts for name in layout), *teacher)
 
     @property
+    def names_with_loss(self) -> tuple[str, ...]:
+        """[`guided_names`] of remaining heads, each of which has a summand of the guidance loss."""
+        layouts = [layout for layers in self.guided_indices.values() for layout in layers.values()]
+        left = {name for layout in layouts for name, heads in layout.items() if len(heads)}
+        return tuple(name for name in self.guided_names if name in left or (name == TEACHER and self.taught_indices))
+
+    @property
     def is_taught(self) -> bool:
         """Whether the model learns the attention of a teacher."""
         return any(settings.taught is not None for settings in self.guidance.values())

@@ -64,6 +64,11 @@ class HeadRequest:
                 raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
         if isinstance(self.guidance_weight, Mapping) and model.head_settings.guidance:
             check_guided_names("guidance_weight", self.guidance_weight, model.head_settings.guided_names)
+            if lacking := [name for name in model.head_settings.names_with_loss if name not in self.guidance_weight]:
+                raise ValueError(
+                    f"guidance_weight needs a weight for each name: {lacking[0]!r} is missing from "
+                    f"{', '.join(self.guidance_weight)}."
+                )
         if self.guidance_kernel is not None:
             check_guidance_kernel(self.guidance_kernel)
             if not self.guided:

@@ -20,7 +20,7 @@ from .guidance_settings import COLUMN_PREFIX
 from .hard_coded_attention import install_hard_coded_attention
 from .hard_concrete import HardConcreteGate
 from .head_gates import gate_penalty, gates_of, install_gates
-from .head_losses import TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
+from .head_losses import SENTENCES, TaskLossMixin, add_head_losses, fraction_of_sentences, head_loss_parts, task_parts
 from .head_roles import HeadLayer, locate_heads, roles_of
 from .head_settings import HeadSettings
 from .head_sites import HeadSite
@@ -30,6 +30,7 @@ from .headwise_call import OWN_ARGUMENTS, HeadRequest, HeadwiseCall
 from .headwise_inputs import CheckedInputsMixin, is_plain_text
 from .headwise_outputs import with_head_losses, with_loss
 from .loaded_weights import check_loaded_heads, telling_damaged_weights
+from .packing import number_of_sentences, packing_of
 from .prunable_models import separate_configuration
 from .resizing import HeadwiseVocabularyMixin
 from .saved_code import is_of_this_package
@@ -38,6 +39,8 @@ from .unit_pruning import apply_pruning
 
 
 _OWN = frozenset(OWN_ARGUMENTS)
+# Fractions of layers that stock models skip in training, by stack (LayerDrop).
+_LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 
 @dataclass
@@ -288,18 +291,24 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         return_dict, batch = kwargs.pop("return_dict", None), kwargs
         # Looked up once, since it iterates over all modules.
         gates = _Gates.of(self) if request.penalised or request.gate_noise is not None else _Gates()
-        call = self._call_for(request, batch, columns, gates)
+        call, sentences = self._call_for(request, batch, columns, gates)
         inputs = {**(self.without_labels(batch) if is_part else batch), "return_dict": True}
         if self._by_interface:
             outputs = self.run_stock(stock_forward, is_checked, {**inputs, "headwise": call})
         else:
             with carried(call):
                 outputs = self.run_stock(stock_forward, is_checked, inputs)
-        call.check_reached(self._requested_sites(request, gates))
-        outputs = self._with_losses(outputs, request, call, gates, batch, is_part)
+        if not self._drops_layers:
+            call.check_reached(self._requested_sites(request, gates))
+        outputs = self._with_losses(outputs, request, call, gates, batch, is_part, sentences)
         if return_dict is None:
             return_dict = self.config.return_dict
         return outputs if return_dict else outputs.to_tuple()
+
+    @property
+    def _drops_layers(self) -> bool:
+        """Whether the stock model skips layers at random, which then have no guidance loss and no gate noise."""
+        return self.training and any(getattr(self.config, name, None) for name in _LAYER_DROPS)
 
     def _is_target_column(self, name: str) -> bool:
         return name.startswith(COLUMN_PREFIX) and name not in _OWN and name in self.target_columns
@@ -310,18 +319,25 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         batch: dict[str, Any],
         columns: dict[str, torch.Tensor],
         gates: _Gates,
-    ) -> HeadwiseCall:
-        """The call that carries the requested outputs to the attention layers."""
-        targets, noise, unit_noise, measured = None, None, None, None
+    ) -> tuple[HeadwiseCall, torch.Tensor | None]:
+        """The call that carries the requested outputs to the attention layers, and the number of sentences."""
+        targets, noise, unit_noise, measured, packing, sentences = None, None, None, None, None, None
         if request.guided or request.output_guided_hits:
             batch = {**self.guidance_inputs(batch), **columns, "guidance_rows": request.guidance_rows}
+            packing = packing_of(self, batch)
         if request.output_guided_hits:
-            measured = measured_targets(self, self.head_settings, batch)
+            measured = measured_targets(self, self.head_settings, batch, packing)
         if request.guided:
             counts = request.guidance_counts or request.num_items_in_batch
-            fraction = fraction_of_sentences(self, batch, counts)
+            sentences = number_of_sentences(batch, packing)
+            fraction = fraction_of_sentences(sentences, counts)
+            if fraction is None and isinstance(counts, dict) and (columns := self.target_columns & counts.keys()):
+                raise ValueError(
+                    f"the rows of {min(columns)} are counted, but not the sentences of the accumulated batch; add "
+                    f"{SENTENCES!r} to the counts."
+                )
             counts = None if fraction is None else {**counts, "fraction": fraction}
-            targets = guidance_targets(self, self.head_settings, batch, counts)
+            targets = guidance_targets(self, self.head_settings, batch, packing, counts)
         if request.penalised or request.gate_noise is not None:
             if not gates.all:
                 wanted = "the gate penalty is requested" if request.penalised else "gate_noise is given"
@@ -332,7 +348,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             noise, unit_noise = self._noise_by_site(gates, request.gate_noise)
         taught = self.head_settings.taught_indices if request.guided else None
         kernel = request.guidance_kernel or "auto"
-        return HeadwiseCall(targets, noise, measured, taught, request.teacher_attention, unit_noise, kernel)
+        call = HeadwiseCall(targets, noise, measured, taught, request.teacher_attention, unit_noise, kernel)
+        return call, sentences
 
     def _requested_sites(self, request: HeadRequest, gates: _Gates) -> list[HeadSite]:
         """Sites that a request must reach: with guided heads or, if noise is given, with gates."""
@@ -374,6 +391,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         gates: _Gates,
         batch: dict[str, Any],
         is_part: bool,
+        sentences: torch.Tensor | None,
     ) -> ModelOutput:
         """Adds the requested losses to the output of the stock forward pass."""
         anchor = next(value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point())
@@ -382,11 +400,13 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             by_name = call.guidance_losses(anchor)
             # Without any, all guided heads have been removed.
             zero = anchor.new_zeros((), dtype=torch.promote_types(anchor.dtype, torch.float32))
+            if self._drops_layers:
+                by_name = {name: by_name.get(name, zero) for name in self.head_settings.guided_names}
             losses["guidance_loss"] = torch.stack([*by_name.values()]).sum() if by_name else zero
             losses["guidance_losses"] = by_name
         if request.penalised:
             losses["gate_penalty"] = self._penalty(gates, request.gate_cost).to(anchor.device)
-        losses = head_loss_parts(self, losses, batch, request.num_items_in_batch)
+        losses = head_loss_parts(losses, sentences, request.num_items_in_batch)
         if call.hits:
             losses["guided_hits"] = call.hits
         loss = outputs.get("loss")

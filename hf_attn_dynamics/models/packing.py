@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .compat import flash_attention_forward, kernel_name
 from .pruned_attention import given_cache
 from .token_mask import num_sentences
 
@@ -19,6 +21,7 @@ from .token_mask import num_sentences
 BOUNDARIES = "cu_seq_lens_q"
 # Keywords of kernels that describe packed sentences.
 KERNEL_BOUNDARIES = (BOUNDARIES, "cu_seq_lens_k", "max_length_q", "max_length_k")
+OWN_PACKAGE = __name__.split(".")[0]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,21 @@ class Packing:
         """
         begins = torch.ones(rows, dtype=torch.bool, device=position_ids.device)
         begins[:, 1:] = position_ids.diff(dim=1) != 1
+        return cls._beginning_at(begins)
+
+    @classmethod
+    def of_lowest_positions(cls, position_ids: torch.Tensor, rows: tuple[int, int]) -> "Packing | None":
+        """Sentences that begin at the lowest position of the batch, as flash attention finds them in a single row.
+
+        See [`of_positions`] for the arguments.
+        """
+        begins = (position_ids == position_ids.min()).expand(rows).clone()
+        begins[:, 0] = True
+        return cls._beginning_at(begins)
+
+    @classmethod
+    def _beginning_at(cls, begins: torch.Tensor) -> "Packing | None":
+        rows = tuple(begins.shape)
         first = begins.flatten().nonzero().flatten()
         if len(first) == rows[0]:
             return None
@@ -135,31 +153,33 @@ def packing_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> Packing | No
     """Where the sentences of a batch are that a model with one stack keeps apart; `None` if each row is one sentence.
 
     Boundaries are `cu_seq_lens_q`, which some kernels read, or, in decoders without an attention mask, positions that
-    begin anew.
+    begin anew. Flash attention reads these positions itself, in batches of one row.
 
     Args:
-        model (`PreTrainedModel`): The model.
+        model (`PreTrainedModel`): The model, which PEFT may have wrapped.
         batch (`dict`): Arguments of the forward pass.
 
     Raises:
-        ValueError: if boundaries do not fit the batch; or if positions begin anew, but the model fills a cache, which
-            makes Transformers ignore that.
+        ValueError: if boundaries do not fit the batch or its attention mask; or if positions begin anew, but
+            Transformers ignores that, since the model fills a cache or flash attention gets several rows, or it is
+            not known whether the model makes its mask from them.
     """
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     inputs = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
     if inputs is None or getattr(model.config, "is_encoder_decoder", False):
         return None
+    rows, mask = tuple(inputs.shape[:2]), batch.get("attention_mask")
     if batch.get(BOUNDARIES) is not None:
-        return _sentences_between(batch[BOUNDARIES], tuple(inputs.shape[:2]))
+        return _sentences_between(batch[BOUNDARIES], rows, mask)
     positions = batch.get("position_ids")
-    if positions is None or positions.dim() != 2 or batch.get("attention_mask") is not None:
+    if positions is None or positions.dim() != 2 or given_cache(batch) is not None:
         return None
-    if given_cache(batch) is not None:
+    if ALL_ATTENTION_FUNCTIONS.get(kernel_name(model.config)) is flash_attention_forward:
+        return _sentences_of_flash_attention(model, positions, rows, mask)
+    if mask is not None:
         return None
-    packing = _sentences_by_position(model, positions, tuple(inputs.shape[:2]))
-    fills_cache = batch.get("use_cache")
-    if fills_cache is None:
-        fills_cache = getattr(model.config, "use_cache", False)
-    if packing is not None and fills_cache:
+    packing = _sentences_by_position(model, positions, rows)
+    if packing is not None and _fills_cache(model, batch):
         raise ValueError(
             "position_ids begin anew within a row, but sentences that share a row attend to each other while a cache "
             "is filled: pass use_cache=False, or padded sentences with an attention mask."
@@ -167,8 +187,16 @@ def packing_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> Packing | No
     return packing
 
 
+def _fills_cache(model: PreTrainedModel, batch: Mapping[str, Any]) -> bool:
+    fills_cache = batch.get("use_cache")
+    if fills_cache is None:
+        fills_cache = getattr(model.config, "use_cache", False)
+    # Transformers fills none while it checkpoints activations.
+    return bool(fills_cache) and not (model.is_activation_checkpointing and model.training and torch.is_grad_enabled())
+
+
 def count_sentences(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.Tensor:
-    """Number of non-empty sentences of a batch, a scalar, over which the guidance loss is averaged.
+    """[`number_of_sentences`] of a batch whose packing is not known yet.
 
     Args:
         model (`PreTrainedModel`): The model.
@@ -177,38 +205,86 @@ def count_sentences(model: PreTrainedModel, batch: Mapping[str, Any]) -> torch.T
     Raises:
         ValueError: see [`packing_of`].
     """
-    packing = packing_of(model, batch)
-    return num_sentences(batch) if packing is None else torch.tensor(packing.shape[0], device=packing.first.device)
+    return number_of_sentences(batch, packing_of(model, batch))
+
+
+def number_of_sentences(batch: Mapping[str, Any], packing: Packing | None) -> torch.Tensor:
+    """Number of non-empty sentences of a batch, a scalar, over which the guidance loss is averaged.
+
+    Args:
+        batch (`dict`): Arguments of the forward pass.
+        packing ([`Packing`], *optional*): Where the sentences of a packed batch are.
+    """
+    return num_sentences(batch) if packing is None else torch.tensor(len(packing.lengths), device=packing.first.device)
 
 
 # Compiled code cannot know the number of sentences.
 @torch.compiler.disable
-def _sentences_between(boundaries: torch.Tensor, rows: tuple[int, int]) -> Packing:
+def _sentences_between(boundaries: torch.Tensor, rows: tuple[int, int], mask: torch.Tensor | None) -> Packing:
+    if mask is not None and not bool((mask != 0).all()):
+        raise ValueError(
+            f"{BOUNDARIES} are given with an attention_mask that has padding, of which kernels read one or the other; "
+            "leave one of them out."
+        )
     return Packing.of_boundaries(boundaries, rows)
 
 
 @torch.compiler.disable
 def _sentences_by_position(model: PreTrainedModel, positions: torch.Tensor, rows: tuple[int, int]) -> Packing | None:
-    return Packing.of_positions(positions, rows) if masks_by_position(type(model)) else None
+    by_position = masks_by_position(type(model))
+    packing = None if by_position is False else Packing.of_positions(positions, rows)
+    if packing is not None and by_position is None:
+        raise ValueError(
+            f"position_ids begin anew within a row, but the code of {type(model).__name__}, which may keep such "
+            "sentences apart, cannot be read; pass padded sentences with an attention mask."
+        )
+    return packing
+
+
+@torch.compiler.disable
+def _sentences_of_flash_attention(
+    model: PreTrainedModel, positions: torch.Tensor, rows: tuple[int, int], mask: torch.Tensor | None
+) -> Packing | None:
+    if mask is not None and not bool((mask != 0).all()):
+        return None
+    packing = Packing.of_lowest_positions(positions, rows) or Packing.of_positions(positions, rows)
+    if packing is not None and (rows[0] > 1 or not masks_by_position(type(model))):
+        why = "it reads them in batches of one row only" if rows[0] > 1 else "not all models pass them on to it"
+        raise ValueError(
+            f"position_ids begin anew within a row of flash attention, but {why}: pass {BOUNDARIES}, or padded "
+            "sentences with an attention mask."
+        )
+    return packing and Packing.of_lowest_positions(positions, rows)
 
 
 @cache
-def masks_by_position(model_class: type[PreTrainedModel]) -> bool:
-    """Whether the stock model makes its causal mask from `position_ids`, so that packed sentences are kept apart.
+def masks_by_position(model_class: type[PreTrainedModel]) -> bool | None:
+    """Whether a model makes its causal mask from `position_ids`, so that packed sentences are kept apart.
+
+    Returns:
+        `bool`, *optional*: `None` for a class that is not of Transformers and whose code cannot be read.
 
     Example:
         >>> from transformers import LlamaModel, OPTModel
         >>> masks_by_position(LlamaModel), masks_by_position(OPTModel)
         (True, False)
     """
-    stock = next((cls for cls in model_class.__mro__ if cls.__module__.startswith("transformers.models.")), None)
-    if stock is None:
-        return False
-    try:
-        source = inspect.getsource(sys.modules[stock.__module__])
-    except (OSError, TypeError):
-        return False
-    # As a keyword of the call, or of a dictionary that several calls take.
-    calls = re.findall(r"(?:causal_mask|mask_function)\(([^()]*)", source)
-    shared = re.findall(r"mask_kwargs = \{([^{}]*)", source)
-    return any("position_ids" in arguments for arguments in calls + shared)
+    is_read = True
+    for cls in model_class.__mro__:
+        if cls is PreTrainedModel:
+            break
+        if cls.__module__.split(".")[0] == OWN_PACKAGE:
+            continue
+        try:
+            source = inspect.getsource(sys.modules[cls.__module__])
+        except (OSError, TypeError, KeyError):
+            is_read = False
+            continue
+        # As a keyword of the call, or of a dictionary that several calls take.
+        calls = re.findall(r"(?:causal_mask|mask_function)\(([^()]*)", source)
+        shared = re.findall(r"mask_kwargs = \{([^{}]*)", source)
+        if any("position_ids" in arguments for arguments in calls + shared):
+            return True
+        if cls.__module__.startswith("transformers.models."):
+            return False
+    return False if is_read else None

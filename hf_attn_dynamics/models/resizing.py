@@ -99,9 +99,9 @@ def resize_table(model: nn.Module, owner: nn.Module, name: str, count: int, mean
         kept = min(count, len(before))
         parameter[:kept] = before[:kept]
         if mean_resizing and count > kept:
-            centred = at_least_single(before - before.mean(0))
-            noise = torch.randn(count - kept, len(before), dtype=centred.dtype, device=centred.device)
-            noise = noise @ centred.view(len(before), -1) * (_NOISE / len(before)) ** 0.5
+            centered = at_least_single(before - before.mean(0))
+            noise = torch.randn(count - kept, len(before), dtype=centered.dtype, device=centered.device)
+            noise = noise @ centered.view(len(before), -1) * (_NOISE / len(before)) ** 0.5
             parameter[kept:] = before.mean(0) + noise.view(-1, *before.shape[1:]).to(before.dtype)
         parameter.requires_grad_(before.requires_grad)
     new.train(old.training)

@@ -8,6 +8,7 @@ image                  a small ViT or DeiT, or a checkpoint, on images that are 
 """
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -400,7 +401,7 @@ class ImageClassification(PruningTask):
             shape = {"image_size": side, "patch_size": PATCH, "num_channels": channels}
             config = sized_config(self.row, shape, **sizes_of(args), **labels)
             model = headwise_model(config, self.auto_class)
-        return model, ViTImageProcessorPil(size={"height": side, "width": side})
+        return model, _image_processor(args.model, {"height": side, "width": side})
 
     def examples(self, images: Dataset, processor: BaseImageProcessor) -> Dataset:
         examples = align_labels(images, self.order).rename_column("label", "labels").with_format("numpy")
@@ -418,6 +419,14 @@ class ImageClassification(PruningTask):
     def description(self, config: Any, heads: str) -> str:
         classes = ", ".join(sorted(config.label2id))
         return f"A classifier of images ({self.model_name}) with {heads}. The classes are {classes}."
+
+
+def _image_processor(checkpoint: str | None, size: dict[str, int]) -> BaseImageProcessor:
+    """The processor of a checkpoint, with the mean and standard deviation of its training; the default without one."""
+    if checkpoint is not None:
+        with suppress(OSError):  # a checkpoint without processor
+            return ViTImageProcessorPil.from_pretrained(checkpoint, size=size)
+    return ViTImageProcessorPil(size=size)
 
 
 PRUNING_TASKS: dict[str, type[PruningTask]] = {

@@ -230,9 +230,9 @@ def cnn(args: ScoreNormArguments, folder: Path, device: torch.device) -> Experim
         hidden_size=args.sizes("cnn").hidden_size,
     )
     # Convolutions have biases: scores and vectors of pairs do not start at zero.
-    trained = train_stack("cnn", settings, data, args, device, centred=True)
+    trained = train_stack("cnn", settings, data, args, device, centered=True)
     results, panels = topic_results(trained, data, topics)
-    panels = {title.replace("words", "pairs, centred"): values for title, values in panels.items()}
+    panels = {title.replace("words", "pairs, centered"): values for title, values in panels.items()}
     draw_histograms(
         panels, folder / "cnn_distributions", "Synthetic sentences with topic pairs; TC: linear classifier"
     )

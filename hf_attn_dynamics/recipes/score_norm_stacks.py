@@ -84,14 +84,14 @@ def train_stack(
     args: ScoreNormArguments,
     device: torch.device,
     units: Sequence[int] | None = None,
-    centred: bool = False,
+    centered: bool = False,
     dev: LabelledSentences | None = None,
     extra_records: Sequence[int] = (),
 ) -> TrainedStack:
     """Trains all runs of some classifiers, and records scores, norms and losses."""
     sizes = args.sizes(experiment)
     stack = build_stack(settings, sizes.num_seeds, args.seed, device)
-    history, losses = ScoreNormHistory(units, centred), []
+    history, losses = ScoreNormHistory(units, centered), []
 
     def record(epoch: int, values: torch.Tensor) -> None:
         history.add(epoch, *stack.score_norms(data))

@@ -50,8 +50,8 @@ def plot_heat_maps(
         for (row, column), value in cells.items():
             # Dark cells take light letters.
             is_dark = high == low or (value - low) / (high - low) < 0.6
-            centred = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
-            axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centred)
+            centered = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if is_dark else "black"}
+            axes.text(columns.index(column), rows.index(row), f"{value:.{digits}f}", **centered)
         axes.set_title(panel, fontsize=10)
         axes.set_xticks(range(len(columns)), columns, fontsize=8)
         axes.set_xlabel(axes_names[1])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import ModelOutput
 
 from ..models.compat import keep_dataset_columns, prepared_batch
@@ -92,14 +93,21 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
                 self.initial_guidance_weight = self._balanced_weight(samples, num_items)
                 self.log({INITIAL_WEIGHT_KEY: self.initial_guidance_weight})
             self._step.guidance_weight = self.guidance_weight
-            every = self.state.logging_steps
-            is_logged = every > 0 and (self.state.global_step + 1) % every == 0
-            self._step.counts_hits = is_logged and bool(self._plain_model.target_columns)
+            self._step.counts_hits = self._is_logged and bool(self._plain_model.target_columns)
         if self._heads.gated:
             self._step.gate_noise = self._noise()
             self._step.gate_penalty_weight = self._heads.gate_penalty_weight(self._plain_model, self.state)
             self._step.gate_cost = self._heads.cost
         return samples, num_items
+
+    @property
+    def _is_logged(self) -> bool:
+        """Whether the next entry of the log covers the current step; an entry of an epoch covers all its steps."""
+        step, way = self.state.global_step + 1, self.args.logging_strategy
+        if way == IntervalStrategy.EPOCH or (step == 1 and self.args.logging_first_step):
+            return True
+        every = self.state.logging_steps
+        return way == IntervalStrategy.STEPS and every > 0 and step % every == 0
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """The stock step, which restores `loss_is_scaled_for_ga`."""
@@ -254,7 +262,8 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         heads = {HEAD_LOSS_OF[name]: seen[0][HEAD_LOSS_OF[name]] for name in weights}
         if "guidance_loss" in heads:
             heads["guidance_losses"] = seen[0]["guidance_losses"]
-        parts, processes = head_loss_parts(self._plain_model, heads, inputs, counts), self._summed_processes
+        sentences = count_sentences(self._plain_model, inputs) if "guidance_loss" in heads else None
+        parts, processes = head_loss_parts(heads, sentences, counts), self._summed_processes
         by_name = {name: value * processes for name, value in parts.pop("guidance_losses", {}).items()}
         parts = {name: value * processes for name, value in parts.items()}
         loss, named = task_loss, {**parts, **_by_name(by_name), "task_loss": task_loss}

@@ -60,13 +60,14 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
     last entry; the terms of a task loss with several (such as `mlm_loss` and `nsp_loss`); `guidance_loss_NAME` of each
     pattern and target, if there are several; the weights of the last step, `guidance_weight` and
     `gate_penalty_weight`, with `guidance_weight_NAME` of each name instead if schedules differ; `guided_accuracy_NAME`
-    of the last step for each of `guidance["targets"]`, the fraction of pairs of a guided head and a row whose
-    strongest key is a target; `expected_heads_encoder` (and `_decoder`, `_cross`) and `expected_units_encoder`, the
-    expected number of open heads and units; and, with `target_speedup` or `target_flops`, `expected_cost`, the
-    expected fraction of the dense model's cost, which then is the gate penalty. Evaluation reports the task loss, as
-    the mean over all labels of the evaluation set for any batch size, with the masks of epoch 0 if the collator has
-    epochs, and accuracies of guided heads if the evaluation set has their targets; a trainer class with its own loss
-    evaluates that loss only. Models that are not headwise are trained as without this mixin.
+    for each of `guidance["targets"]`, the fraction of pairs of a guided head and a row whose strongest key is a
+    target, in the last step or, with `logging_strategy="epoch"`, in the epoch; `expected_heads_encoder` (and
+    `_decoder`, `_cross`) and `expected_units_encoder`, the expected number of open heads and units; and, with
+    `target_speedup` or `target_flops`, `expected_cost`, the expected fraction of the dense model's cost, which then is
+    the gate penalty. Evaluation reports the task loss, as the mean over all labels of the evaluation set for any batch
+    size, with the masks of epoch 0 if the collator has epochs, and accuracies of guided heads if the evaluation set
+    has their targets; a trainer class with its own loss evaluates that loss only. Models that are not headwise are
+    trained as without this mixin.
 
     A callback may remove heads and gates during training, see [`PrunableMixin`]; without gates there is no gate
     penalty. Heads cannot be removed between the micro-batches of a step, nor under FSDP or DeepSpeed.

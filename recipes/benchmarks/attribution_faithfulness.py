@@ -51,8 +51,14 @@ def of_first_token(maps: torch.Tensor) -> torch.Tensor:
     return maps[:, 0]
 
 
+def of_last_layer(maps: torch.Tensor) -> torch.Tensor:
+    """Mean over the heads of the last layer that has any, of maps `(layers, batch, heads, query, key)`."""
+    has_heads = (~maps.isnan()).flatten(1).any(1)
+    return maps[has_heads.nonzero().max()].nanmean(1)
+
+
 def attention(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    return of_first_token(attention_maps(model, batch)["encoder"][-1].nanmean(1))
+    return of_first_token(of_last_layer(attention_maps(model, batch)["encoder"]))
 
 
 def rollout(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
@@ -64,7 +70,7 @@ def value_weighted_rollout(model: PreTrainedModel, batch: Batch) -> torch.Tensor
 
 
 def hidden_token_attribution(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    return of_first_token(global_contribution(model, batch)[-1].nanmean(1))
+    return of_first_token(of_last_layer(global_contribution(model, batch)))
 
 
 def gradients(model: PreTrainedModel, batch: Batch, points: int) -> torch.Tensor:

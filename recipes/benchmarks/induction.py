@@ -58,8 +58,12 @@ class InductionArguments(BenchmarkArguments):
         super().__post_init__()
         check_names("architectures", self.architectures, ARCHITECTURES)
         check_names("layers", self.layers)
-        for name in ("hidden_size", "num_attention_heads", "length", "batch_size", "max_steps", "every"):
-            self.check_at_least(1, name)
+        self.check_at_least(1, "hidden_size", "num_attention_heads", "batch_size", "every")
+        self.check_at_least(2, "length", "vocab_size")
+        if min(self.layers) < 1:
+            raise ValueError(f"layers must be at least 1, got {min(self.layers)}.")
+        if self.max_steps % self.every or self.max_steps < 1:
+            raise ValueError(f"max_steps={self.max_steps} must be a multiple of every={self.every}, to end measured.")
 
 
 class Repeats(Dataset):

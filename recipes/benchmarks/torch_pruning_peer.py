@@ -139,8 +139,8 @@ def read_run(args: PeerArguments, folder: Path) -> tuple[Pruning, dict[str, Any]
     if args.seed is not None:
         training_args.seed = args.seed
     task = PRUNING_TASKS[TASK](run_args)
-    _, data, facts = prepare(task, run_args, training_args)
-    return Pruning(task, Path(args.run), run_args, training_args, data), facts, summary
+    _, data, scored, facts = prepare(task, run_args, training_args)
+    return Pruning(task, Path(args.run), run_args, training_args, data, scored), facts, summary
 
 
 def gradients_of(pruning: Pruning) -> dict[str, torch.Tensor | None]:
@@ -280,13 +280,23 @@ def stock_class(model: PreTrainedModel) -> type[PreTrainedModel]:
 def speedups(models: list[Pruned], args: PeerArguments) -> None:
     """Measures all models, the first of which is the dense one, in a process that has not trained any."""
     # Mixed precision of the trainer is a wrapper around the forward pass.
-    plain = [extract_model_from_parallel(one.model, keep_fp32_wrapper=False) for one in models]
+    plain = [without_hooks(extract_model_from_parallel(one.model, keep_fp32_wrapper=False)) for one in models]
     measured = copy.copy(args)
     measured.cpu_threads = torch.get_num_threads()
     seconds = in_new_process(median_seconds, measured, plain)
     for shape, (dense, *others) in seconds.items():
         for one, own in zip(models, (dense, *others)):
             one.more[f"speedup_{shape}"] = dense / own
+
+
+def without_hooks(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy without forward hooks, such as those of Transformers for hidden states, which cannot be pickled."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for name, hooks in vars(module).items():
+            if name.startswith("_forward_") and isinstance(hooks, dict):
+                hooks.clear()
+    return model
 
 
 def median_seconds(args: PeerArguments, models: list[PreTrainedModel]) -> dict[str, list[float]]:

@@ -7,6 +7,7 @@ from stock_models import build_stock
 from tiny_models import padded_batch, ragged_sentences, vivid
 
 from hf_attn_dynamics import AttentionSink, HeadEntropy, HeadTimeline, checkpoint_timeline, observe
+from hf_attn_dynamics.analysis.checkpoints import _steps_of
 
 
 BATCHES = [padded_batch(ragged_sentences(4), pad=1), padded_batch(ragged_sentences(3, seed=1), pad=1)]
@@ -113,3 +114,42 @@ def test_bad_arguments_are_named(change, message, revisions):
 def test_a_folder_without_checkpoints_is_refused(tmp_path):
     with pytest.raises(ValueError, match="has no folders checkpoint-N; name the folder of a run, or pass revisions"):
         checkpoint_timeline(tmp_path, [HeadEntropy()], BATCHES)
+
+
+def test_a_file_with_other_statistics_is_refused_before_anything_is_loaded(revisions, tmp_path):
+    settings = {"revisions": ["step5"], "auto_class": revisions, "progress": False, "path": tmp_path / "t.csv"}
+    checkpoint_timeline("lab/model", [HeadEntropy()], BATCHES, **settings)
+    revisions.loaded.clear()
+    with pytest.raises(ValueError, match=r"t.csv has statistics of entropy, but the observers are sink; name another"):
+        checkpoint_timeline("lab/model", [AttentionSink()], BATCHES, **settings)
+    assert not revisions.loaded
+
+
+def test_one_batch_is_enough_and_other_data_are_refused_first(revisions):
+    settings = {"revisions": ["step5"], "auto_class": revisions, "progress": False}
+    alone = checkpoint_timeline("lab/model", [HeadEntropy()], BATCHES[0], **settings)
+    assert alone.measurements.keys() == {5}
+    revisions.loaded.clear()
+    with pytest.raises(ValueError, match="batch 0 of probe_data must be arguments by name, got str"):
+        checkpoint_timeline("lab/model", [HeadEntropy()], ["a text"], **settings)
+    assert not revisions.loaded
+
+
+def test_the_number_after_step_is_the_step(revisions):
+    names = ["stage1-step20-tokens5B", "stage1-step5-tokens1B"]
+    steps = _steps_of(None, names)
+    assert steps == {5: names[1], 20: names[0]}
+
+
+def test_a_failure_without_a_message_is_named(revisions, monkeypatch, caplog):
+    def fail(name, revision, dtype=None):
+        if revision == "step3":
+            raise NotImplementedError
+        return model_of(5)
+
+    monkeypatch.setattr(revisions, "from_pretrained", fail)
+    with caplog.at_level("WARNING"):
+        checkpoint_timeline(
+            "lab/model", [HeadEntropy()], BATCHES, ["step3", "step5"], auto_class=revisions, progress=False
+        )
+    assert "step3 is left out of the timeline: NotImplementedError: no reason given" in caplog.text

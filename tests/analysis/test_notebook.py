@@ -73,9 +73,9 @@ def test_every_public_result_shows_itself():
     public = {name: getattr(analysis, name) for name in analysis.__all__}
     classes = {name: value for name, value in public.items() if isinstance(value, type)}
     without = {name for name, value in classes.items() if not hasattr(value, "_repr_html_")}
-    # Observers and what observes, and the panels that plots are given.
+    # Observers and what observes, the panels that plots are given, and settings.
     measuring = {name for name, value in classes.items() if issubclass(value, Observer)} | {"AgreementTracker"}
-    assert without == measuring | {"Curves", "MapExample", "SourceMap"}
+    assert without == measuring | {"Curves", "DiagonalPrior", "MapExample", "SourceMap"}
 
 
 def test_scores_are_a_grid_for_each_kind_of_site_that_is_darker_where_scores_are_higher():

@@ -93,8 +93,8 @@ def test_what_was_not_measured_is_none_and_says_why(plain):
     assert plain.not_measured == {
         "syntactic_roles": "these sentences have no trees; .conllu files do.",
         "rare_words": plain.not_measured["rare_words"],
-        "importance": "not asked for.",
-        "relevance": "not asked for.",
+        "importance": "not requested.",
+        "relevance": "not requested.",
     }
     assert "number of tokens that occur" in plain.not_measured["rare_words"]
     assert plain.functions()["syntactic"] is None

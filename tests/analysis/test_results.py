@@ -35,7 +35,7 @@ def results():
         had.HeadDistances({"encoder": [(0, 0), (0, 1)]}, {"encoder": table}),
         had.RelativeAttention({"encoder": offsets}, {"encoder": offsets}),
         had.IntegratedGradientsAgreement(vector, vector, vector, table, table),
-        had.HeadReading("a model", {"confidence": SCORES}, {"relevance": "not asked for."}, 2, 9, 0, 0, 0.5, "cpu"),
+        had.HeadReading("a model", {"confidence": SCORES}, {"relevance": "not requested."}, 2, 9, 0, 0, 0.5, "cpu"),
         had.UnitScores(SITES, {"encoder": torch.tensor([[0.25, NAN]])}, "fisher"),
         SELECTION,
         had.RefitErrors(ERRORS),

@@ -186,7 +186,7 @@ def test_a_history_keeps_what_it_saw():
 
 
 def test_a_centred_history_counts_from_its_beginning():
-    history = ScoreNormHistory(units=[1], centred=True)
+    history = ScoreNormHistory(units=[1], centered=True)
     scores, vectors = torch.tensor([[9.0, 2.0]]), torch.tensor([[[9.0, 9.0], [3.0, 0.0]]])
     history.add(0, scores, vectors)
     vectors[0, 1] = torch.tensor([0.0, 4.0])

@@ -11,6 +11,7 @@ from gradients import (
     assert_same,
     gradients,
 )
+from stock_models import SEQ2SEQ
 from tiny_models import (
     GUIDANCE,
     PAD,
@@ -483,3 +484,52 @@ def test_impossible_guidance_of_a_site_is_named_at_construction(guidance, messag
 def test_guided_heads_of_a_site_that_a_model_lacks_are_refused():
     with pytest.raises(ValueError, match="kind must be one of encoder, the sites of this model, got 'cross'"):
         tiny_config().guided_heads("cross")
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_layers_that_are_dropped_in_training_have_no_guidance(fraction):
+    guided = {"heads": {"prev": [0], "first": [1]}}
+    drops = {"encoder_layerdrop": fraction, "decoder_layerdrop": fraction}
+    config = {**SEQ2SEQ, **drops, "guidance": {"encoder": guided, "cross": guided}, "gates": {"encoder": {}}}
+    model = had.HeadwiseM2M100ForConditionalGeneration(had.HeadwiseM2M100Config(**config))
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[9, 10, 11]])}
+    whole = model.eval()(**batch, output_guidance_loss=True).guidance_loss.item()
+    model.train()
+    torch.manual_seed(0)
+    found = []
+    for _ in range(12):
+        noise = torch.full((sum(gate.num_gates for gate in model.head_gates().values()),), 0.5)
+        outputs = model(**batch, output_guidance_loss=True, gate_noise=noise)
+        assert outputs.guidance_losses.keys() == {"prev", "first"}
+        found.append(outputs.guidance_loss.item())
+    if fraction == 1:
+        assert set(found) == {0.0}
+    else:
+        assert len(set(found)) > 2
+        assert max(found) <= whole * 1.5
+
+
+def test_bidirectional_decoders_are_not_guided_as_causal_ones():
+    with pytest.raises(ValueError, match="guidance of a decoder is that of causal attention, but is_causal=False"):
+        had.HeadwiseLlamaConfig(is_causal=False, guidance={"fraction": 0.5})
+    assert had.HeadwiseLlamaConfig(is_causal=False).guidance is None
+
+
+def test_rows_for_guidance_have_the_shape_of_the_target():
+    model = tiny_model("marian", guidance={"decoder": {"fraction": 0.5}})
+    ids = torch.tensor([[5, 6, 7, 8]])
+    for rows in (torch.ones(1, 1, dtype=torch.bool), torch.ones(1, 4)):
+        with pytest.raises(ValueError, match=r"guidance_rows must be a boolean tensor of shape \(1, 4\)"):
+            model(input_ids=ids, decoder_input_ids=ids, guidance_rows=rows, output_guidance_loss=True)
+
+
+def test_weights_and_counts_that_are_incomplete_are_refused_before_the_model_runs(monkeypatch):
+    guidance = {"heads": {"prev": [0], "why": [1]}, "targets": {"why": "keys"}}
+    model = tiny_model("roberta", guidance=guidance)
+    batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[5, 6, 7]])}
+    batch["guidance_why"] = torch.tensor([[0, 1, 2]])
+    monkeypatch.setattr(type(model), "run_stock", None)
+    with pytest.raises(ValueError, match="guidance_weight needs a weight for each name: 'why' is missing from prev"):
+        model(**batch, guidance_weight={"prev": 1.0})
+    with pytest.raises(ValueError, match="the rows of guidance_why are counted, but not the sentences of the accumul"):
+        model(**batch, output_guidance_loss=True, num_items_in_batch={"labels": 3, "guidance_why": 3})

@@ -1,5 +1,7 @@
 """Guidance of packed batches: value and gradient are those of the padded batch with the same sentences."""
 
+import inspect
+
 import pytest
 import torch
 import transformers
@@ -105,12 +107,78 @@ def test_sentences_are_counted_also_where_they_share_rows():
     assert count_sentences(build_stock("opt"), packed(SENTENCES)) == 1
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_sentences_of_a_model_with_adapters_are_counted():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(headwise("llama", guidance=GUIDANCE), peft.LoraConfig(target_modules=["q_proj"]))
+    assert count_sentences(model, packed(SENTENCES)) == len(SENTENCES)
+
+
+class ByPosition(transformers.PreTrainedModel):
+    """A class of a user, which makes its mask as stock decoders do."""
+
+    def forward(self, input_ids, position_ids=None):
+        return transformers.masking_utils.create_causal_mask(
+            self.config, input_ids, None, None, position_ids=position_ids
+        )
+
+
+class OfLlama(transformers.LlamaForCausalLM):
+    """A class of a user whose parent makes the mask."""
+
+
+def test_classes_of_users_are_read_too():
+    assert masks_by_position(ByPosition) is True
+    assert masks_by_position(OfLlama) is True
+    of_opt = type("OfOpt", (transformers.OPTForCausalLM,), {"__module__": "nowhere"})
+    assert masks_by_position(of_opt) is False
+    unreadable = type("Unreadable", (transformers.PreTrainedModel,), {"__module__": "nowhere"})
+    assert masks_by_position(unreadable) is None
+
+
+def test_positions_of_an_unreadable_class_that_begin_anew_are_refused():
+    model = headwise("llama", guidance=None)
+    values = {"__module__": "nowhere", "_supports_sdpa": True}
+    unreadable = type("Unreadable", (transformers.PreTrainedModel,), values)(model.config)
+    assert count_sentences(unreadable, {**packed(SENTENCES[:1])}) == 1
+    with pytest.raises(
+        ValueError, match="the code of Unreadable, which may keep such sentences apart, cannot be read"
+    ):
+        count_sentences(unreadable, packed(SENTENCES))
+
+
+def test_flash_attention_has_rules_of_its_own(monkeypatch):
+    model = build_stock("llama")
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    batch = packed(SENTENCES)
+    ones = {"attention_mask": torch.ones_like(batch["input_ids"])}
+    for given in (batch, {**batch, **ones}, {**batch, "use_cache": True}):
+        assert count_sentences(model, given) == len(SENTENCES)
+    # A gap is no beginning for the kernel, and padding is left to the mask.
+    gap = {"input_ids": torch.ones(1, 5, dtype=torch.long), "position_ids": torch.tensor([[0, 1, 2, 5, 6]])}
+    assert count_sentences(model, gap) == 1
+    padding = ones["attention_mask"].clone()
+    padding[0, -1] = 0
+    assert count_sentences(model, {**batch, "attention_mask": padding}) == 1
+    with pytest.raises(ValueError, match="of flash attention, but it reads them in batches of one row only: pass cu_"):
+        count_sentences(model, packed([[5, 6], [7, 8], [9, 10, 11, 12]], rows=2))
+    opt = build_stock("opt")
+    monkeypatch.setattr(opt.config, "_attn_implementation_internal", "flash_attention_2")
+    with pytest.raises(ValueError, match="of flash attention, but not all models pass them on to it"):
+        count_sentences(opt, batch)
+
+
 def test_a_cache_that_would_join_the_sentences_is_refused():
     model = headwise("llama", guidance=GUIDANCE)
     batch = packed(SENTENCES)
     del batch["use_cache"]
     with pytest.raises(ValueError, match="position_ids begin anew within a row, .*: pass use_cache=False"):
         model(**batch, output_guidance_loss=True)
+    # Transformers fills none while activations are checkpointed.
+    expected = model(**packed(SENTENCES), output_guidance_loss=True).guidance_loss
+    model.train().activation_checkpointing_enable()
+    torch.testing.assert_close(model(**batch, output_guidance_loss=True).guidance_loss, expected)
+    model.eval().activation_checkpointing_disable()
     model.config.use_cache = False
     assert model(**batch, output_guidance_loss=True).guidance_loss.isfinite()
 
@@ -173,8 +241,11 @@ def test_targets_of_the_batch_are_split_with_it(loss):
         name: hits.tolist() for name, hits in expected.items()
     }
     short = {name: column[:, :-1] for name, column in flat.items()}
-    with pytest.raises(ValueError, match=r"guidance_\w+ must have shape .*, got \(1, "):
+    total = sum(map(len, SENTENCES))
+    with pytest.raises(ValueError, match=rf"guidance_\w+ must have shape \(1, {total}\).*, got \(1, {total - 1}"):
         model(**packed(SENTENCES), **short, output_guidance_loss=True)
+    with pytest.raises(ValueError, match=rf"guidance_\w+ must have shape \(1, {total}\)"):
+        model(**packed(SENTENCES), **padded, output_guidance_loss=True)
 
 
 def boundaries_of(sentences):
@@ -214,6 +285,10 @@ def test_kernels_of_packed_encoders_have_the_guidance_of_the_padded_batch(kind, 
         model(**batch, **{**ends, "cu_seq_lens_k": boundaries + 1}, output_guidance_loss=True)
     with pytest.raises(ValueError, match=r"cu_seq_lens_q must rise from 0 to \d+, the number of tokens"):
         model(**batch, cu_seq_lens_q=boundaries[:-1], output_guidance_loss=True)
+    mask = torch.ones_like(batch["input_ids"])
+    mask[0, -1] = 0
+    with pytest.raises(ValueError, match="cu_seq_lens_q are given with an attention_mask that has padding"):
+        model(**batch, **ends, attention_mask=mask, output_guidance_loss=True)
 
 
 def test_boundaries_may_enclose_nothing():
@@ -252,8 +327,21 @@ def test_a_teacher_reads_padded_sentences(kernel_of_boundaries):
         )
 
 
-@pytest.mark.parametrize("name", sorted(STOCK_MODELS.keys() - {*DECODERS}))
+ENCODERS = [
+    name
+    for name in sorted(STOCK_MODELS.keys() - {*DECODERS})
+    if not (model := build_stock(name)).config.is_encoder_decoder and model.main_input_name == "input_ids"
+]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
 def test_positions_of_encoders_are_only_positions(name):
-    """Their masks do not depend on them, so that sentences in a row would attend to each other."""
-    if not build_stock(name).config.is_encoder_decoder:
-        assert not masks_by_position(type(build_stock(name)))
+    """Their masks do not depend on them, so that sentences in a row attend to each other."""
+    model = vivid(build_stock(name)).double().eval()
+    assert masks_by_position(type(model)) is False
+    if "position_ids" in inspect.signature(type(model).forward).parameters:
+        batch = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10, 11]]), "position_ids": torch.arange(7)[None] % 4}
+        changed = {**batch, "input_ids": torch.tensor([[5, 6, 7, 13, 9, 10, 11]])}
+        with torch.no_grad():
+            found, other = (model(**one)[0][0, 4:] for one in (batch, changed))
+        assert (found - other).abs().max() > 1e-6

@@ -159,7 +159,7 @@ def test_heads_of_causal_models_matter_for_the_next_token(files, tmp_path, capsy
     single = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
     expected = head_importance(model, [{"input_ids": ids, "labels": ids} for ids in single], normalize="l2")
     torch.testing.assert_close(found, expected["decoder"])
-    assert "Not measured: relevance, not asked for." in capsys.readouterr().out
+    assert "Not measured: relevance, not requested." in capsys.readouterr().out
 
 
 def test_functions_of_pruned_checkpoints_are_counted(files, language_model, tmp_path):
@@ -208,7 +208,7 @@ def test_a_second_model_reads_the_same_sentences(files, tmp_path, capsys):
     assert html.count('<td class="removed"') == 2
 
 
-def test_of_a_treebank_the_trees_are_read_and_not_its_licence(files, tmp_path):
+def test_of_a_treebank_the_trees_are_read_and_not_its_license(files, tmp_path):
     bank = tmp_path / "bank"
     bank.mkdir()
     (bank / "LICENSE.txt").write_text("Creative Commons")
@@ -224,7 +224,7 @@ def test_sentences_are_taken_from_the_first(files, tmp_path):
     slow = {"importance_sentences": 0, "relevance_sentences": 0}
     summary = run(tmp_path / "heads", model=files / "headwise", data=data, max_examples=10, frequent=5, **slow)
     assert (summary["sentences"], summary["sentences_with_trees"]) == (10, 10)
-    assert summary["not_measured"] == {"importance": "not asked for.", "relevance": "not asked for."}
+    assert summary["not_measured"] == {"importance": "not requested.", "relevance": "not requested."}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -325,6 +326,19 @@ def test_a_classifier_of_images_that_was_saved_loses_more(of_images, few_images,
     summary = run(tmp_path / "run", None, **settings, keep=2, gate_epochs=0.1, finetune_epochs=0)
     assert (summary["heads_total"], summary["heads_kept"]) == (5, 2)
     assert summary["metric_dense"] == pytest.approx(before["metric_pruned"])
+
+
+def test_images_are_normalized_as_those_that_the_checkpoint_was_trained_on(of_images, few_images, tmp_path):
+    folder, before = of_images
+    shutil.copytree(folder / "dense", tmp_path / "model")
+    processor = AutoImageProcessor.from_pretrained(folder / "dense")
+    processor.image_mean, processor.image_std = [0.1, 0.2, 0.3], [0.4, 0.4, 0.4]
+    processor.save_pretrained(tmp_path / "model")
+    settings = {"task": "image", "model_name": tmp_path / "model", "num_train_epochs": 0, "importance": "random"}
+    run(tmp_path / "run", None, **settings, keep=2, gate_epochs=0, finetune_epochs=0)
+    for name in ("dense", "model-2"):
+        saved = AutoImageProcessor.from_pretrained(tmp_path / "run" / name)
+        assert list(saved.image_mean) == [0.1, 0.2, 0.3]
 
 
 def test_another_classifier_of_images(few_images, tmp_path):

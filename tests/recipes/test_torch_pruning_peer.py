@@ -41,7 +41,7 @@ def finished(tmp_path_factory):
     rows = [f"the {animal} number {i} sat here\t{animal}" for i in range(16) for animal in ("cat", "dog")]
     (folder / "text.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
     text = {"train_file": folder / "text.tsv", "validation_file": folder / "text.tsv"}
-    RECIPE.run(folder / "run", **text, keep=2, distillation_weight=0.5, seed=3)
+    RECIPE.run(folder / "run", **text, keep=2, distillation_weight=0.5, hidden_distillation_weight=0.1, seed=3)
     return folder / "run"
 
 

@@ -170,6 +170,22 @@ def test_the_log_has_the_accuracy_in_the_last_step_of_each_window(tmp_path, own_
             assert entry[f"guided_accuracy_{name}"] == pytest.approx(found / count)
 
 
+@pytest.mark.parametrize("when", [{"logging_strategy": "epoch"}, {"logging_first_step": True, "logging_steps": 100}])
+def test_entries_at_other_times_have_accuracies_too(tmp_path, when):
+    data, model = with_targets("MaskedLM"), build("MaskedLM", **STILL, guidance=guidance_to_targets())
+    epochs = {"max_steps": -1, "num_train_epochs": 2} if "logging_strategy" in when else {"max_steps": 2}
+    run = trainer(tmp_path, model, data, **{"per_device_train_batch_size": 4, "learning_rate": 0.0} | epochs | when)
+    run.train()
+    hits = model.eval()(**collate(data.remove_columns("unread").to_list()), output_guided_hits=True).guided_hits
+    entries = [entry for entry in run.state.log_history if "guidance_loss" in entry]
+    assert all(f"guided_accuracy_{name}" in entries[0] for name in hits)
+    if "logging_strategy" in when:
+        assert len(entries) == 2
+        for name, of_sentences in hits.items():
+            found, count = of_sentences.sum(0).tolist()
+            assert entries[1][f"guided_accuracy_{name}"] == pytest.approx(found / count)
+
+
 @pytest.mark.parametrize(("kind", "task", "generated"), [(*TASKS[0], False), (*TASKS[3], False), (*TASKS[3], True)])
 def test_evaluation_reports_how_often_guided_heads_find_their_targets(tmp_path, kind, task, generated):
     data, model = with_targets(task), build(task, kind, guidance=guidance_to_targets(kind)).eval()

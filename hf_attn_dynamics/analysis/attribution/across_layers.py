@@ -212,6 +212,15 @@ def _propagation(
     return size, partial(_by_forward_mode, model, batch, trace, blocks, start)
 
 
+def gated_output(call: TracedAttention, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias of the output projection of a layer; columns are multiplied by the gates of their heads."""
+    weight, bias = (one.to(dtype) for one in weight_and_bias(call.layer.output, call.layer.module))
+    gate = getattr(call.layer.module, "gate", None)
+    if gate is not None:
+        weight = weight * gate.settled().to(dtype).repeat_interleave(call.layer.head_dim)
+    return weight, bias
+
+
 def is_post_norm(block: nn.Module) -> bool:
     # Other libraries may use the same names for other layers.
     return type(block).__name__ in _POST_NORM_LAYERS and type(block).__module__.startswith("transformers.models.")
@@ -308,8 +317,8 @@ class LayerNormAt:
     def __call__(self, position: int | torch.Tensor, tangents: torch.Tensor) -> torch.Tensor:
         """Tangents `(tangents, size)` at one position, or at one position each."""
         normal = self.normal[position]
-        centred = tangents - tangents.mean(-1, keepdim=True)
-        return (centred - normal * (centred * normal).mean(-1, keepdim=True)) * self.scale[position]
+        centered = tangents - tangents.mean(-1, keepdim=True)
+        return (centered - normal * (centered * normal).mean(-1, keepdim=True)) * self.scale[position]
 
 
 class _PostNormLayer:
@@ -343,16 +352,15 @@ class _PostNormLayer:
         inner = state(block.intermediate.dense)
         # Derivative of the activation, which acts on single units.
         self.slope = torch.func.vjp(block.intermediate.intermediate_act_fn, inner)[1](torch.ones_like(inner))[0]
+        if (unit_gate := getattr(block, "unit_gate", None)) is not None:
+            self.slope = self.slope * unit_gate.settled().to(dtype)
         self.has_heads = bool(call.layer.heads)
         if self.has_heads:
             self.query, self.key = (one[sentence][:, tokens] * call.scaling for one in (call.query, call.key))
             self.value = call.value[sentence][:, tokens]
             self.weights = call.weights[sentence][:, tokens[:, None], tokens]
             self.project = torch.cat([weight.flatten(0, 1) for weight, _ in head_projections(call)])
-            self.mix = weight_and_bias(call.layer.output, block)[0].to(dtype)
-            gate = getattr(call.layer.module, "gate", None)
-            if gate is not None:
-                self.mix = self.mix * gate.settled().to(dtype).repeat_interleave(call.layer.head_dim)
+            self.mix = gated_output(call, dtype)[0]
 
     def heads(self, projected: torch.Tensor) -> torch.Tensor:
         """Tangents of the head outputs, `(heads, length, tangents, head_dim)`, given tangents of the projections."""

@@ -21,8 +21,7 @@ from ...models.head_roles import locate_heads
 from ..model_parts import block_of
 from ..model_views import ModelView
 from ..running import reader_of
-from .across_layers import LayerNormAt, is_post_norm, save_states
-from .local import weight_and_bias
+from .across_layers import LayerNormAt, gated_output, is_post_norm, save_states
 from .trace import TracedAttention, rows_to_one, trace_attention
 
 
@@ -42,14 +41,16 @@ def layer_contribution(
 
     Args:
         model (`PreTrainedModel`): See [`local_contribution`]; queries and keys may be any function of the inputs.
-            GlobEnc is defined for post-norm layers: BERT, CamemBERT, data2vec, ELECTRA, RoBERTa, XLM-R.
+            Layers are those of a pre-norm model, or the post-norm layers of BERT, CamemBERT, data2vec, ELECTRA,
+            RoBERTa and XLM-R, for which alone GlobEnc is defined.
         batch (`dict`): Arguments of a forward pass; labels are ignored.
         method (`str`): `alti` or `globenc`.
         aggregate (`bool`): Whether to multiply the layers, `C_l · C_{l−1} · … · C_1`: contributions of the input of
             the model. Otherwise they are those of the input of each layer.
 
     Returns:
-        `torch.Tensor` of shape `(layers, batch, query, key)`: rows of tokens sum to 1; padding is 0.
+        `torch.Tensor` of shape `(layers, batch, query, key)`: rows of tokens sum to 1, except that they are 0 where no
+        token brings the output nearer (`alti`); padding is 0.
 
     Raises:
         ValueError: if `method` is unknown, layers normalize in another way than these methods know, or see
@@ -79,9 +80,11 @@ def layer_contribution(
             for sentence, tokens in trace.sentences(residual.device):
                 layer = _Summands(call, block, residual, states, sentence, tokens)
                 found = rows_to_one(layer.closeness() if method == "alti" else layer.lengths()).to(table)
+                # Layers may be on several devices.
+                places = tokens.to(table.device)
                 if aggregate and number:
-                    found = found @ table[number - 1, sentence][tokens[:, None], tokens]
-                table[number, sentence].index_put_((tokens[:, None], tokens), found)
+                    found = found @ table[number - 1, sentence][places[:, None], places]
+                table[number, sentence].index_put_((places[:, None], places), found)
     return table
 
 
@@ -110,7 +113,9 @@ def _check(
         return
     if method == "globenc":
         raise ValueError(f"GlobEnc is defined for post-norm layers, which {name} is not; pass method='alti'.")
-    if call.inputs is residual or call.inputs.data_ptr() == residual.data_ptr():
+    # The first layer of ModernBERT reads the norm of the embeddings.
+    has_norm = not isinstance(getattr(block, "attn_norm", None), nn.Identity)
+    if has_norm and (call.inputs is residual or call.inputs.data_ptr() == residual.data_ptr()):
         raise ValueError(f"the norms of {name} are not known; pass a BERT, a RoBERTa, or a pre-norm model.")
     if hasattr(block, "pre_feedforward_layernorm"):
         raise ValueError(f"{name} normalizes the output of its attention, for which {method!r} is not defined.")
@@ -138,10 +143,9 @@ class _Summands:
         self.vectors = torch.diag_embed(own.T).permute(1, 2, 0)
         bias = own.new_zeros(own.shape[-1])
         if call.weights is not None:
-            weight, bias = (one.to(own) for one in weight_and_bias(call.layer.output, call.layer.module))
-            gate = getattr(call.layer.module, "gate", None)
-            if gate is not None:
-                weight = weight * gate.settled().to(own).repeat_interleave(call.layer.head_dim)
+            # Granite scales what it adds to the residual stream.
+            scale = getattr(block, "residual_multiplier", 1.0)
+            weight, bias = (scale * one.to(own) for one in gated_output(call, dtype))
             values = call.value[sentence][:, tokens].to(own)
             projected = values @ weight.T.unflatten(0, (len(values), -1))  # (heads, key, size)
             weights = call.weights[sentence][:, tokens[:, None], tokens].to(own)
@@ -164,5 +168,5 @@ class _Summands:
 
     def lengths(self) -> torch.Tensor:
         """GlobEnc, before the division by sums."""
-        centred = self.vectors - self.vectors.mean(-1, keepdim=True)
-        return (centred * self.output_scale[:, None]).norm(dim=-1)
+        centered = self.vectors - self.vectors.mean(-1, keepdim=True)
+        return (centered * self.output_scale[:, None]).norm(dim=-1)

@@ -24,7 +24,7 @@ class Faithfulness(Result):
     """Probability of the prediction while tokens are removed, see [`faithfulness`].
 
     Args:
-        removed (`torch.Tensor` of shape `(steps + 1,)`): Fractions of the tokens that are removed, from 0 to 1.
+        removed (`torch.Tensor` of shape `(steps + 1,)`): Fractions removed of the tokens that can be, from 0 to 1.
         most_first (`torch.Tensor` of shape `(steps + 1,)`): Mean probability of the original prediction if tokens with
             the highest attribution are removed first.
         least_first (`torch.Tensor` of shape `(steps + 1,)`): The same, the lowest attribution first.
@@ -81,9 +81,9 @@ def faithfulness(
     """How much the prediction of a model depends on the tokens to which an attribution assigns it.
 
     Tokens are removed in the order of their attribution, and in the opposite order, a tenth of the tokens at a time
-    (`steps`). The prediction is the class with the highest probability; of a causal language model, it is the next
-    token after the last one, which is never removed. One number ranks attributions on the same sentences: `gap`, the
-    area between both curves.
+    (`steps`). Where no token is kept, one stays. The prediction is the class with the highest probability; of a causal
+    language model, it is the next token after the last one, which is never removed. One number ranks attributions on
+    the same sentences: `gap`, the area between both curves.
 
     Args:
         model (`PreTrainedModel`): A classifier of sentences, or a causal language model.
@@ -101,7 +101,7 @@ def faithfulness(
 
     Raises:
         ValueError: if the attribution has another shape or is not finite at a token, a number is below 1, the model
-            has no logits of sentences or next tokens, or a sentence has no token that can be removed.
+            has no probabilities of classes or next tokens, or a sentence has no token that can be removed.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -159,6 +159,9 @@ def _predicts_next(model: PreTrainedModel) -> bool:
     """Whether a model has logits of next tokens; raises ValueError for models without logits of either kind."""
     name = type(model).__name__
     if name.endswith("ForSequenceClassification"):
+        if model.config.num_labels == 1 or model.config.problem_type == "multi_label_classification":
+            what = "a single output" if model.config.num_labels == 1 else "several labels for a sentence"
+            raise ValueError(f"{name} has {what}, not probabilities of classes that exclude each other.")
         return False
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return True
@@ -232,4 +235,8 @@ class _Removal:
         if self.replacement_id is not None:
             for ids, places, version in zip(batch["input_ids"], index, versions):
                 ids[torch.isin(places, version.removed)] = self.replacement_id
+        # Decoders find the last token of a sentence by the id of padding.
+        padding = getattr(self.reader.config.get_text_config(), "pad_token_id", None)
+        if padding is not None:
+            batch["input_ids"] = batch["input_ids"].masked_fill(mask == 0, padding)
         return {**batch, "attention_mask": mask}

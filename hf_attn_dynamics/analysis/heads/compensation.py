@@ -94,11 +94,7 @@ def compensate(model: Model, dense: PreTrainedModel, data: Data, progress: bool 
     for pair in pairs:
         _check_unchanged(pair)
     means = _mean_inputs(dense, [pair.before for pair in pairs], data, "compensation", progress)
-    if unused := [pair.own.key for pair in pairs if pair.own.key not in means]:
-        raise ValueError(
-            f"data does not run the {unused[0]}, from which something was removed; give batches that do, such as with "
-            "encoder_hidden_states for cross-attention."
-        )
+    _check_runs([pair.own.key for pair in pairs], means)
     if any(pair.own.output.bias is None for pair in pairs):
         _add_biases(model)
     for pair in pairs:
@@ -164,8 +160,9 @@ def refit_outputs(
 
     Raises:
         ValueError: if `ridge` is negative; if `dense` is `model`, has other layers, or lacks heads or units of
-            `model`; if weights are quantized, adapted, sharded, tied or not loaded; or if there is no batch. The model
-            is then unchanged. A batch after the first one that the model refuses leaves some projections fitted.
+            `model`; if weights are quantized, adapted, sharded, tied or not loaded; or if there is no batch, or the
+            first one does not run a pruned block. The model is then unchanged. A later batch that the model refuses,
+            or that does not run a block, leaves some projections fitted.
 
     Example:
         >>> import copy
@@ -183,6 +180,7 @@ def refit_outputs(
     check_outputs(model, [pair.own for pair in pairs])
     batches = [data] if isinstance(data, Mapping) else list(data)
     runs = _runs(dense, [pair.before for pair in pairs], batches)
+    _check_runs([pair.own.key for pair in pairs if pair.removed], runs)
     if add_biases and any(pair.own.output.bias is None for pair in pairs):
         _add_biases(model)
     order = {pair.own.key: pair for pair in pairs}
@@ -220,6 +218,14 @@ def _pairs(model: PreTrainedModel, dense: PreTrainedModel) -> list[_Pair]:
         if missing := sorted(set(part.elements) - set(before[key].elements)):
             raise ValueError(f"dense lacks {key.part[:-1]} {missing[0]} of {key.site}, which model has.")
     return [_Pair(part, before[key]) for key, part in own.items()]
+
+
+def _check_runs(keys: Iterable[PartSite], found: Mapping[PartSite, Any]) -> None:
+    if unused := [key for key in keys if key not in found]:
+        raise ValueError(
+            f"data does not run the {unused[0]}, from which something was removed; give batches that do, such as with "
+            "encoder_hidden_states for cross-attention."
+        )
 
 
 def _check_unchanged(pair: _Pair) -> None:
@@ -308,6 +314,10 @@ class _Inputs:
         self.batch, self.found = batch, []
         with contextlib.suppress(_Reached):
             self.view.root(**batch)
+        if not self.found:
+            raise ValueError(
+                f"a batch does not run the {self.own.key}, as the first one does; give batches of one kind."
+            )
         return torch.cat(self.found).double()
 
 

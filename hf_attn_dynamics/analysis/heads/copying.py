@@ -12,7 +12,7 @@ from ...models.head_sites import HeadSite
 from ..attribution.local import weight_and_bias
 from ..attribution.trace import AttentionTrace, trace_attention
 from ..head_scores import HeadScores, tables_of_heads
-from ..running import reader_of
+from ..running import reader_of, unwrapped
 
 
 def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens: int = 64) -> HeadScores:
@@ -21,7 +21,9 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
     For each token of the batch, the output that a head would have if it attended to this token alone is mapped to
     logits by the weights of the final norm and of the language-modelling head (the output circuit of Elhage et al.
     2021). The score is the mean fraction of the vocabulary with a lower logit than the token itself: 1 if a head
-    writes exactly the tokens that it attends to, 0.5 by chance, 0 if it suppresses them. Later layers, norms after the
+    writes exactly the tokens that it attends to, 0.5 by chance, 0 if it suppresses them. Elhage et al. report the
+    eigenvalues of this circuit instead, and Wang et al. (2022) how often the token is among the five largest logits.
+    Later layers, norms after the
     output projection, and biases are left out.
 
     Args:
@@ -33,8 +35,8 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
         [`HeadScores`]: from 0 to 1; NaN for removed heads.
 
     Raises:
-        ValueError: if the model is no causal language model with a head, `max_tokens` is below 1, or see
-            [`local_contribution`].
+        ValueError: if the model is no causal language model with a head, other layers than a norm stand between its
+            last layer and the head, `max_tokens` is below 1, or see [`local_contribution`].
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -56,6 +58,11 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
             f"{type(model).__name__} is no causal language model, whose outputs of heads a norm and a matrix map to "
             "logits; pass one."
         )
+    if not any(child is head for child in unwrapped(model).children()):
+        raise ValueError(
+            f"{type(model).__name__} has other layers than a norm before the matrix of its head, so that outputs of "
+            "heads have no logits of their own."
+        )
     sentences, positions, ids = _first_tokens(batch["input_ids"].to(trace.real.device), trace, max_tokens)
     norm = final_norm(model, trace)
     scores: dict[HeadSite, torch.Tensor] = {}
@@ -64,6 +71,11 @@ def copying_scores(model: PreTrainedModel, batch: Mapping[str, Any], max_tokens:
             if call.value is None:
                 continue
             weight, _ = weight_and_bias(call.layer.output, call.layer.module)
+            if len(weight) != head.weight.shape[1]:
+                raise ValueError(
+                    f"outputs of heads of {type(model).__name__} have {len(weight)} dimensions, but the head of the "
+                    f"model reads {head.weight.shape[1]}, so that they have no logits of their own."
+                )
             values = call.value[sentences.to(call.value.device), :, positions.to(call.value.device)]
             parts = weight.T.unflatten(0, (values.shape[1], -1)).to(values.dtype)  # (heads, head_dim, hidden)
             vectors = torch.einsum("thd,hdo->hto", values, parts).to(head.weight.device, head.weight.dtype)

@@ -44,14 +44,24 @@ class HeadMatching(Result):
         distances (`dict[str, torch.Tensor]`): Mean Jensen–Shannon divergences, in nats: from 0 to ln 2.
         matched (`dict[str, list[tuple[int, int]]]`): Rows and columns of the counterparts: each head has at most one,
             and the sum of their distances is minimal.
+        shapes, other_shapes (`dict[str, tuple[int, int]]`, *optional*): Original number of layers and of heads in a
+            layer of each model; by default up to the last ones of `heads` and `others`.
     """
 
     heads: dict[str, list[tuple[int, int]]]
     others: dict[str, list[tuple[int, int]]]
     distances: dict[str, torch.Tensor]
     matched: dict[str, list[tuple[int, int]]]
+    shapes: dict[str, tuple[int, int]] | None = None
+    other_shapes: dict[str, tuple[int, int]] | None = None
 
     columns = list(HeadPair._fields)
+
+    def __post_init__(self):
+        for name in ("shapes", "other_shapes"):
+            if (given := getattr(self, name)) is not None:
+                # Lists, in a file.
+                object.__setattr__(self, name, {kind: tuple(shape) for kind, shape in given.items()})
 
     def pairs(self, kind: str | None = None) -> list[HeadPair]:
         """Heads and their counterparts, the most similar ones first.
@@ -87,7 +97,7 @@ class HeadMatching(Result):
         Returns:
             `torch.LongTensor` of shape `(layers, layers of the second model)`
         """
-        rows, columns = (max(layer for layer, _ in one[kind]) + 1 for one in (self.heads, self.others))
+        rows, columns = self._shape(kind)[0], self._shape(kind, of_others=True)[0]
         table = torch.zeros(rows, columns, dtype=torch.long)
         for pair in self.pairs(kind):
             table[pair.layer, pair.other_layer] += 1
@@ -96,12 +106,15 @@ class HeadMatching(Result):
     def head_scores(self) -> dict[str, HeadScores]:
         """One number per head of the first model: `distance` to its counterpart; NaN without one."""
         tables = {}
-        for kind, heads in self.heads.items():
-            shape = [max(numbers) + 1 for numbers in zip(*heads)]
-            tables[kind] = torch.full(shape, torch.nan, dtype=torch.float64)
+        for kind in self.heads:
+            tables[kind] = torch.full(self._shape(kind), torch.nan, dtype=torch.float64)
             for pair in self.pairs(kind):
                 tables[kind][pair.layer, pair.head] = pair.distance
         return {"distance": HeadScores(tables)}
+
+    def _shape(self, kind: str, of_others: bool = False) -> tuple[int, ...]:
+        heads, shapes = (self.others, self.other_shapes) if of_others else (self.heads, self.shapes)
+        return (shapes or {}).get(kind) or tuple(max(numbers) + 1 for numbers in zip(*heads[kind]))
 
     def plot(self, path: str | Path | None = None, title: str = "") -> "Figure":
         """Draws the distance of each head to its counterpart, a map of layers × heads.
@@ -152,8 +165,8 @@ def compare_heads(
         [`HeadMatching`]
 
     Raises:
-        ValueError: if the models attend at different kinds of sites or to different numbers of tokens, or cannot be
-            observed.
+        ValueError: if `rows_per_sentence` is below 1, or the models attend at different kinds of sites or to different
+            numbers of tokens, or cannot be observed.
         ImportError: if SciPy is not installed.
 
     Example:
@@ -170,10 +183,11 @@ def compare_heads(
         raise ImportError("compare_heads() needs SciPy: pip install scipy.") from error
     readers = [reader_of(one) for one in (model, other)]
     heads: list[dict[str, list[tuple[int, int]]]] = [{}, {}]
+    samples = [SampledRows(rows_per_sentence, seed) for _ in readers]
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, torch.Tensor] = {}
     for number, batch in batches_of(data, model, "matching heads", progress):
-        found = [_rows(reader, batch, rows_per_sentence, seed) for reader in readers]
+        found = [_rows(reader, batch, rows) for reader, rows in zip(readers, samples)]
         if found[0].keys() != found[1].keys():
             sites = " and ".join(", ".join(one) for one in found)
             raise ValueError(f"the models attend at different sites, {sites}; compare models of one kind.")
@@ -186,7 +200,8 @@ def compare_heads(
                 )
             heads[0][kind], heads[1][kind] = own, theirs
             together = torch.cat([weights, other_weights.to(weights)])
-            divergences = weighted_divergences(together, row_weights)[: len(own), len(own) :]
+            has_sink = any(rows.has_sink for rows in samples)
+            divergences = weighted_divergences(together, row_weights, has_sink)[: len(own), len(own) :]
             sums[kind] = sums.get(kind, 0) + divergences.cpu()
             counts[kind] = counts.get(kind, 0) + row_weights.sum().cpu()
     distances = {kind: total / counts[kind] for kind, total in sums.items()}
@@ -194,7 +209,7 @@ def compare_heads(
         kind: list(zip(*(one.tolist() for one in linear_sum_assignment(table.numpy()))))
         for kind, table in distances.items()
     }
-    return HeadMatching(*heads, distances, matched)
+    return HeadMatching(*heads, distances, matched, *(dict(rows.shapes) for rows in samples))
 
 
 class _Sample(Observer):
@@ -202,8 +217,8 @@ class _Sample(Observer):
 
     name = "rows"
 
-    def __init__(self, count: int | None, seed: int):
-        self.rows = SampledRows(count, seed)
+    def __init__(self, rows: SampledRows):
+        self.rows = rows
 
     def update(self, call: AttentionCall) -> None:
         self.rows.add(call)
@@ -214,9 +229,9 @@ class _Sample(Observer):
 
 @torch.no_grad()
 def _rows(
-    reader: PreTrainedModel, batch: Mapping[str, Any], count: int | None, seed: int
+    reader: PreTrainedModel, batch: Mapping[str, Any], rows: SampledRows
 ) -> dict[str, tuple[list[tuple[int, int]], torch.Tensor, torch.Tensor]]:
     """Heads of a model, their attention weights and the weights of the rows, by kind of site."""
-    with observe(reader, _Sample(count, seed)) as seen:
+    with observe(reader, _Sample(rows)) as seen:
         reader(**arguments_of(reader, batch))
     return seen.rows

@@ -12,14 +12,21 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...models.head_roles import locate_heads
+from ...models.number_checks import is_finite
 from ..head_scores import BestHead, Head, HeadScores
 from ..notebook import html_table
-from ..observers.base import Observer
-from ..observers.delimiters import DelimiterAttention
+from ..observers.base import AttentionCall, ObservedBatch, Observer
+from ..observers.excluded_tokens import SpecialTokens
 from ..observers.observation import observe
 from ..observers.roles import RoleScores
 from ..observers.sinks import AttentionSink, SinkAttention
-from ..observers.token_relations import InductionScore, LocalAttention, PreviousToken, TargetAttention
+from ..observers.token_relations import (
+    InductionScore,
+    LocalAttention,
+    PreviousToken,
+    TargetAttention,
+    TargetWeights,
+)
 from ..observers.token_roles import DuplicateTokens, RetrievalScore
 from ..results import Result
 from ..running import arguments_of, is_seq2seq, reader_of
@@ -59,7 +66,7 @@ NAMES = {
         NEEDLES, 0.3, "fraction of the tokens of an answer whose largest weight is on the token to copy"
     ),
     "sink": _Name(TEXTS, 0.5, "mean attention to the first token"),
-    "local": _Name(TEXTS, 0.9, "mean attention to the first four and the last sixteen tokens"),
+    "streaming": _Name(TEXTS, 0.9, "mean attention to the first four and the last sixteen tokens"),
     "delimiters": _Name(TEXTS, 0.5, "mean attention to special tokens"),
 }
 WINDOW, SINKS = 16, 4
@@ -163,19 +170,20 @@ def name_heads(
     progress: bool = False,
 ) -> HeadNames:
     """What each head of a model is known as: induction, copying, previous-token, duplicate-token, retrieval, sink,
-    local and delimiter heads.
+    streaming and delimiter heads.
 
     The model reads three probes: random tokens that are repeated once; text; and text with a needle, a code of random
     tokens that is asked for at the end. Each name has its own score, see [`InductionScore`], [`copying_scores`],
-    [`PreviousToken`], [`DuplicateTokens`], [`RetrievalScore`], [`AttentionSink`], [`LocalAttention`] and
-    [`DelimiterAttention`]. Without a tokenizer, only random tokens are read. Copying and retrieval are measured in
-    causal language models only. Of an encoder–decoder model, only the encoder is measured. The model runs in
-    evaluation mode and is not changed.
+    [`PreviousToken`], [`DuplicateTokens`], [`RetrievalScore`], [`AttentionSink`] and [`LocalAttention`]; that of
+    delimiters is the attention to special tokens. Without a tokenizer, only random tokens are read. Copying and
+    retrieval are measured in causal language models only. Of an encoder–decoder model, only the encoder is measured.
+    The model runs in evaluation mode and is not changed.
 
     Args:
         model (`PreTrainedModel`): Any model that [`observe`] accepts; a causal language model for all names.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the model.
-        texts (`list[str]`, *optional*): Text to read, also around the needles; by default some English sentences.
+        texts (`list[str]`, *optional*): Text to read with the tokenizer, also around the needles; by default some
+            English sentences.
         thresholds (`dict[str, float]`, *optional*): The least score of heads that have a name, where it differs from
             the default.
         sequences (`int`): Number of random sequences, and of needles.
@@ -188,8 +196,9 @@ def name_heads(
         [`HeadNames`]
 
     Raises:
-        ValueError: if a threshold is given for an unknown name, a number is too small, the vocabulary or the model is
-            too small for random sequences, or the model cannot be observed.
+        ValueError: if a threshold is given for an unknown name or is not from 0 to 1, `texts` are given without a
+            tokenizer, a number is too small, the vocabulary or the model is too small for random sequences, or the
+            model cannot be observed.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -201,6 +210,11 @@ def name_heads(
     unknown = [name for name in thresholds or () if name not in NAMES]
     if unknown:
         raise ValueError(f"thresholds name {unknown[0]!r}, which is not one of {', '.join(map(repr, NAMES))}.")
+    for name, value in (thresholds or {}).items():
+        if not is_finite(value) or not 0 <= value <= 1:
+            raise ValueError(f"thresholds must be numbers from 0 to 1, got {value!r} for {name!r}.")
+    if texts is not None and tokenizer is None:
+        raise ValueError("texts are read with the tokenizer of the model; pass it, too.")
     for argument, value in (("sequences", sequences), ("length", length), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{argument} must be at least 1, got {value}.")
@@ -217,6 +231,8 @@ def name_heads(
             for name, result in measure().items():
                 if isinstance(result, str):
                     not_measured[name] = result
+                elif all(table.isnan().all() for table in result[0].values()):
+                    not_measured[name] = "no token of the probe counts."
                 else:
                     found[name] = result
             bar.update()
@@ -274,20 +290,39 @@ def _of_needles(model: PreTrainedModel, probes: Probes) -> dict[str, Any]:
 
 
 def _of_text(model: PreTrainedModel, probes: Probes) -> dict[str, Any]:
-    names = ("sink", "local", "delimiters")
+    names = ("sink", "streaming", "delimiters")
     if probes.tokenizer is None:
         return dict.fromkeys(names, "text needs a tokenizer.")
-    paragraphs = probes.paragraphs
-    observers: list[Observer] = [AttentionSink(), LocalAttention(WINDOW, SINKS), DelimiterAttention()]
-    results = _seen(model, probes, paragraphs, *observers)
-    found = {"sink": _scores_of(results["sink"]), "local": _scores_of(results["local_attention"])}
-    if not any(token in probes.tokenizer.all_special_ids for tokens in paragraphs for token in tokens):
-        return {**found, "delimiters": "the texts have no special tokens."}
-    delimiters = results["delimiter_attention"]
+    try:
+        paragraphs = probes.paragraphs
+    except ValueError as error:
+        return dict.fromkeys(names, str(error))
+    results = _seen(
+        model, probes, paragraphs, AttentionSink(), LocalAttention(WINDOW, SINKS), _Delimiters("delimiters")
+    )
+    found = dict(zip(names, (_scores_of(results[name]) for name in ("sink", "local_attention", "delimiters"))))
     special = set(probes.tokenizer.all_special_ids)
-    tokens = [token for paragraph in paragraphs for token in paragraph]
-    fraction = sum(token in special for token in tokens) / len(tokens)
-    return {**found, "delimiters": (delimiters, dict.fromkeys(delimiters, fraction))}
+    if not any(token in special for tokens in paragraphs for token in tokens):
+        found["delimiters"] = "the texts have no special tokens."
+    return found
+
+
+class _Delimiters(TargetWeights):
+    """Mean attention to the special tokens of the tokenizer, which all queries count for."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self._special = SpecialTokens(None, type(self).__name__)
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._special.use_tokenizer(tokenizer)
+
+    def begin(self, batch: ObservedBatch) -> None:
+        self._special.check()
+
+    def targets(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = self._special.among(call.key_ids)[:, None].expand_as(call.visible_keys)
+        return targets, torch.ones_like(call.real_queries)
 
 
 def _scores_of(result: Any) -> tuple[HeadScores, dict[str, float]]:

@@ -94,8 +94,8 @@ def fisher_pruning(
         ridge (`float`): See [`refit_outputs`].
         loss (callable, *optional*): See [`unit_importance`].
         progress (`bool`): Whether to show progress bars.
-        method (`str`): `fisher` or `margin`, see [`unit_importance`]. `margin` is for classifiers and needs no labels;
-            it is the better choice if the model was trained on the given texts.
+        method (`str`): `fisher` or `margin`, see [`unit_importance`]. `margin` is for classifiers and needs no
+            labels.
 
     Returns:
         [`FisherPruning`]: the selection, the errors of the projections, and the duration.

@@ -116,7 +116,7 @@ class Probes:
     def batches(self, sequences: list[list[int]]) -> Iterator[dict[str, torch.Tensor]]:
         """Padded batches on the device of the model."""
         for some in batches_by_length(sequences, self.batch_size):
-            yield on_device(padded(some, self.model.config.pad_token_id), self.model)
+            yield on_device(padded(some, getattr(self.model.config, "pad_token_id", None)), self.model)
 
 
 def _special_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> set[int]:

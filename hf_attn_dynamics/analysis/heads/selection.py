@@ -263,7 +263,10 @@ def _checked_scores(scores: Any, parts: list[ModelPart]) -> dict[PartSite, torch
 def _checked_gradients(scores: UnitScores, parts: list[ModelPart]) -> dict[PartSite, torch.Tensor]:
     """Gradients of the masks of what is left, `(sentences, elements)`, in float64."""
     if scores.gradients is None:
-        raise ValueError("rearrange=True needs scores of unit_importance(…, method='fisher', keep_gradients=True).")
+        raise ValueError(
+            "rearrange=True needs scores of unit_importance(…, keep_gradients=True) with the method fisher or margin; "
+            "saved scores have no gradients."
+        )
     return {own.key: scores.gradients[own.part][own.key.site.kind][:, own.key.site.layer].double() for own in parts}
 
 

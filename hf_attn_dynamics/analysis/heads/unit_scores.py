@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import ElectraForPreTraining, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ...models.cost_table import CostTable
@@ -18,7 +18,7 @@ from ..model_parts import PARTS, ModelPart, PartSite, parts_of_model, tables_of_
 from ..model_views import evaluation_view
 from ..notebook import html_table
 from ..results import Result, to_json
-from ..running import batches_of, real_tokens
+from ..running import batches_of, real_tokens, unwrapped
 from .mask_gradients import check_tokens, mask_gradients, mean_sensitivities
 
 
@@ -218,7 +218,9 @@ def _summed_margins(model: PreTrainedModel, outputs: ModelOutput, batch: Mapping
     """Sum over sentences of the largest logit minus the second largest one; of the output, if there is only one."""
     logits = outputs.get("logits")
     several = getattr(model.config, "problem_type", None) == "multi_label_classification"
-    if not torch.is_tensor(logits) or logits.dim() != 2 or several:
+    # Those of ELECTRA's discriminator are numbers of tokens.
+    of_tokens = isinstance(unwrapped(model), ElectraForPreTraining)
+    if not torch.is_tensor(logits) or logits.dim() != 2 or several or of_tokens:
         what = "several labels for a sentence" if several else "no single logit for each class"
         raise ValueError(f"method='margin' is for classifiers, but {type(model).__name__} has {what}; use fisher.")
     largest = logits.to(torch.promote_types(logits.dtype, torch.float32)).topk(min(2, logits.shape[1])).values

@@ -220,10 +220,10 @@ class _State(NamedTuple):
 
 
 def _interior_point_step(objective: _LogSumExp, real: torch.Tensor, state: _State) -> _State:
-    """One Newton step towards `∇ - dual + level = 0` and `alpha · dual = centre` at non-padding positions."""
+    """One Newton step towards `∇ - dual + level = 0` and `alpha · dual = center` at non-padding positions."""
     alpha, dual, level, gradient, p = state
-    centre = (alpha * dual).sum(-1, keepdim=True) / real.sum(-1, keepdim=True) / 10
-    pull = torch.where(real, centre / alpha, 0)
+    center = (alpha * dual).sum(-1, keepdim=True) / real.sum(-1, keepdim=True) / 10
+    pull = torch.where(real, center / alpha, 0)
     # The system `(∇² + diag(dual / alpha)) step = …`, scaled on both sides: eigenvalues are at least 1, and padding is
     # an identity block.
     scale = torch.where(real, (alpha / dual).sqrt(), 0)
@@ -238,7 +238,7 @@ def _interior_point_step(objective: _LogSumExp, real: torch.Tensor, state: _Stat
 
     def residual(state: _State) -> torch.Tensor:
         stationarity = state.gradient - state.dual + state.level
-        return (torch.cat([stationarity, state.alpha * state.dual - centre], -1) * real.repeat(1, 2)).norm(dim=-1)
+        return (torch.cat([stationarity, state.alpha * state.dual - center], -1) * real.repeat(1, 2)).norm(dim=-1)
 
     # Backtracking line search from 99 % of the distance to the boundary.
     longest = [

@@ -203,6 +203,7 @@ class AttentionCall:
         mask (`torch.Tensor` of shape `(batch, heads, queries, keys)`, *optional*): Attention mask of the layer;
             dimensions of size 1 broadcast.
         causal (`bool`): Whether attention is causal without a mask that says so.
+        has_sink (`bool`): Whether weights sum to less than 1, since a part falls on a learnt sink.
     """
 
     batch: ObservedBatch
@@ -215,6 +216,7 @@ class AttentionCall:
     rows: slice
     mask: torch.Tensor | None = None
     causal: bool = False
+    has_sink: bool = False
 
     @property
     def site(self) -> HeadSite:

@@ -63,7 +63,7 @@ class HeadDistances(Result):
             dimensions (`int`): Dimensions of the points.
 
         Returns:
-            `torch.Tensor` of shape `(heads, dimensions)`, float64: centred, along the principal axes; the coordinate
+            `torch.Tensor` of shape `(heads, dimensions)`, float64: centered, along the principal axes; the coordinate
             with the largest absolute value on each axis is positive.
 
         Raises:
@@ -74,8 +74,8 @@ class HeadDistances(Result):
         squared = self.distances[kind]
         if not 1 <= dimensions <= len(squared):
             raise ValueError(f"dimensions must be from 1 to {len(squared)}, the number of heads, got {dimensions}.")
-        centred = squared - squared.mean(0)
-        products = (centred - centred.mean(1, keepdim=True)) / -2
+        centered = squared - squared.mean(0)
+        products = (centered - centered.mean(1, keepdim=True)) / -2
         values, vectors = torch.linalg.eigh(products)
         # Eigenvalues are in ascending order; rounding can make them negative.
         points = vectors[:, -dimensions:].flip(1) * values[-dimensions:].flip(0).clamp(min=0).sqrt()
@@ -112,7 +112,8 @@ class HeadDistance(Observer):
     """Distances between the attention of all pairs of heads of a kind of site (Clark et al. 2019, section 6).
 
     Computes the mean over tokens of the Jensen–Shannon divergence of two heads' attention weights,
-    `H((p + q) / 2) − (H(p) + H(q)) / 2`, in nats, for all pairs of heads of all layers. Since pairs are many, the mean
+    `H((p + q) / 2) − (H(p) + H(q)) / 2`, in nats, for all pairs of heads of all layers. Attention to learnt sinks
+    counts as attention to one more token. Since pairs are many, the mean
     is estimated from a sample of the tokens of each sentence; with two thousand sentences, the error is about 0.01.
     The sample depends only on `seed` and the tokens of the sentence, not on batching or padding. The sampled rows are
     kept in memory during the forward pass. The result is [`HeadDistances`].
@@ -128,10 +129,6 @@ class HeadDistance(Observer):
     """
 
     def __init__(self, rows_per_sentence: int | None = 1, seed: int = 0, *, name: str = "distance"):
-        if rows_per_sentence is not None and not (is_integer(rows_per_sentence) and rows_per_sentence >= 1):
-            raise ValueError(
-                f"rows_per_sentence must be an integer of at least 1, or None for all, got {rows_per_sentence!r}."
-            )
         self.name = name
         self.rows = SampledRows(rows_per_sentence, seed)
         self.heads: dict[str, list[tuple[int, int]]] = {}
@@ -151,7 +148,7 @@ class HeadDistance(Observer):
                     f"{type(self).__name__} has seen other heads at the {kind} before; create a new one after heads "
                     "have been removed."
                 )
-            self.sums[kind] = self.sums.get(kind, 0) + weighted_divergences(weights, row_weights)
+            self.sums[kind] = self.sums.get(kind, 0) + weighted_divergences(weights, row_weights, self.rows.has_sink)
             self.counts[kind] = self.counts.get(kind, 0) + row_weights.sum()
 
     def compute(self) -> HeadDistances:
@@ -174,11 +171,18 @@ class SampledRows:
 
     Attributes:
         shapes (`dict[str, tuple[int, int]]`): Original number of layers and of heads in a layer, by kind of site.
+        has_sink (`bool`): Whether any layer has a learnt sink, to which attention falls that falls on no token.
+
+    Raises:
+        ValueError: if `count` is below 1.
     """
 
     def __init__(self, count: int | None, seed: int):
+        if count is not None and not (is_integer(count) and count >= 1):
+            raise ValueError(f"rows_per_sentence must be an integer of at least 1, or None for all, got {count!r}.")
         self.count, self.seed = count, seed
         self.shapes: dict[str, tuple[int, int]] = {}
+        self.has_sink = False
         self.forget()
 
     def forget(self) -> None:
@@ -190,11 +194,13 @@ class SampledRows:
 
     def add(self, call: AttentionCall) -> None:
         """Adds the sampled rows among a block of the attention weights."""
-        kind = call.site.kind
+        kind, self.has_sink = call.site.kind, self.has_sink or call.has_sink
         if kind not in self._rows:
             self._rows[kind] = sample_tokens(call.queries, self.count, self.seed)
-            every = [layer for site, layer in call.layers_by_site.items() if site.kind == kind]
-            self.shapes[kind] = max(one.site.layer for one in every) + 1, max(one.num_heads for one in every)
+        # Of layers without heads, and of shared layers, which are known once they run.
+        every = [layer for site, layer in call.layers_by_site.items() if site.kind == kind]
+        sizes = max(one.site.layer for one in every) + 1, max(one.num_heads for one in every)
+        self.shapes[kind] = tuple(map(max, zip(sizes, self.shapes.get(kind, sizes))))
         chosen = self._rows[kind][0].to(call.weights.device)
         _, heads, height, keys = call.weights.shape
         if call.site not in self._weights:
@@ -256,16 +262,21 @@ def _scrambled(numbers: torch.Tensor) -> torch.Tensor:
     return (numbers ^ (numbers >> 32)) & torch.iinfo(torch.int64).max
 
 
-def weighted_divergences(weights: torch.Tensor, row_weights: torch.Tensor) -> torch.Tensor:
+def weighted_divergences(weights: torch.Tensor, row_weights: torch.Tensor, has_sink: bool = False) -> torch.Tensor:
     """Weighted sum over rows of the Jensen–Shannon divergences of all pairs of heads.
 
     Args:
         weights (`torch.Tensor` of shape `(heads, rows, keys)`): Attention weights.
         row_weights (`torch.Tensor` of shape `(rows,)`): Weights of the rows, float64.
+        has_sink (`bool`): Whether some heads attend to a learnt sink with what is left of their weight.
 
     Returns:
         `torch.Tensor` of shape `(heads, heads)`, float64: upper triangular with zeros on the diagonal.
     """
+    if has_sink:
+        # What falls on no token is one more key.
+        rest = (1 - weights.sum(-1)).clamp(min=0) * (row_weights > 0)
+        weights = torch.cat([weights, rest[..., None]], -1)
     heads, _, keys = weights.shape
     total = row_weights.sum()
     # Entropies are sums over rows and keys: each attention weight gets the weight of its row.

@@ -28,6 +28,7 @@ from ...models.compat import passes_attention_interface, supports_sdpa
 from ...models.guidance_loss import attention_to_sinks
 from ...models.head_roles import HeadLayer, locate_heads, site_of
 from ...models.headwise_attention import headwise_over
+from ...models.packing import packing_of
 from ...models.pruned_attention import given_cache
 from ..attention_inputs import site_of_call
 from ..model_views import ModelView, parts_of, prepared_views
@@ -215,6 +216,11 @@ class _Watch:
             self.batch = ObservedBatch(module, arguments, cached, self.sentences)
             self.sentences = {}
             self.calls.clear()
+            if packing_of(module, arguments) is not None:
+                raise ValueError(
+                    "observers read a sentence in each row, but this batch has several: pass padded sentences with an "
+                    "attention mask."
+                )
             for observer in self.observers:
                 observer.begin(self.batch)
 
@@ -282,7 +288,8 @@ class _Watch:
         layers = list(self.layers.values())
         for sentences, rows in _blocks(*query.shape[:3], key.shape[2], device):
             weights = _softmax(scores(sentences, rows), s_aux)
-            call = AttentionCall(self.batch, layer, layers, weights, queries, keys, sentences, rows, mask, causal)
+            block = weights, queries, keys, sentences, rows
+            call = AttentionCall(self.batch, layer, layers, *block, mask, causal, s_aux is not None)
             for observer in self.observers:
                 observer.update(call)
 

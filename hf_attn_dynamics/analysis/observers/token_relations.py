@@ -27,8 +27,9 @@ class TargetAttention(Result):
     Args:
         attention ([`HeadScores`]): Mean over queries of the sum of the weights on their targets, from 0 to 1; NaN for
             removed heads.
-        chance (`dict[str, float]`): The same for uniform attention to all visible tokens, by kind of site.
-        counts (`dict[str, int]`): Number of queries, by kind of site.
+        chance (`dict[str, float]`): The same for uniform attention to all visible tokens, by kind of site; the mean
+            over layers, which differ if some have a sliding window.
+        counts (`dict[str, int]`): Number of queries, by kind of site; the largest one of all layers.
     """
 
     attention: HeadScores
@@ -60,7 +61,15 @@ class TargetAttention(Result):
             yield site, *rest, self.chance[site]
 
 
-class _TargetWeights(Observer):
+def most_queries(means: HeadMeans) -> dict[str, int]:
+    """Number of queries by kind of site, in the layer where most queries count: windows hide some targets."""
+    counts: dict[str, int] = {}
+    for site, count in means.counts.items():
+        counts[site.kind] = max(counts.get(site.kind, 0), int(count))
+    return counts
+
+
+class TargetWeights(Observer):
     """Mean attention to targets in self-attention.
 
     Args:
@@ -87,13 +96,12 @@ class _TargetWeights(Observer):
         self._chance.add(call, chance[:, None].expand(attention.shape), counted)
 
     def compute(self) -> TargetAttention:
-        # Chance is equal for all heads that are not removed.
+        # Chance is equal for all heads of a layer that are not removed.
         chance = {kind: table.nanmean().item() for kind, table in self._chance.compute().items()}
-        counts = {site.kind: int(count) for site, count in self._means.counts.items()}
-        return TargetAttention(self._means.compute(), chance, counts)
+        return TargetAttention(self._means.compute(), chance, most_queries(self._means))
 
 
-class InductionScore(_TargetWeights):
+class InductionScore(TargetWeights):
     """How much each head attends to the token after an earlier occurrence of the query (Olsson et al. 2022).
 
     This is the prefix-matching score: in `A B … A`, the query is the last `A`, and its target is `B`. Queries count
@@ -139,7 +147,7 @@ class InductionScore(_TargetWeights):
         return targets, targets.any(-1) & ~self._special.among(call.query_ids)
 
 
-class PreviousToken(_TargetWeights):
+class PreviousToken(TargetWeights):
     """How much each head attends to the token before the query. The result is [`TargetAttention`].
 
     The first token of a sentence does not count as a query. [`RelativePositions`] measures all offsets.
@@ -165,12 +173,13 @@ class PreviousToken(_TargetWeights):
         return targets, (targets & call.visible_keys).any(-1)
 
 
-class LocalAttention(_TargetWeights):
+class LocalAttention(TargetWeights):
     """How much each head attends to the last tokens, and to the first ones (Xiao et al. 2025, *DuoAttention*).
 
     Heads whose attention stays on the first `sinks` and the last `window` tokens are streaming heads: they need no
-    other keys and values in a cache. Queries count if they can attend to other tokens as well. In encoders, the window
-    reaches in both directions. The result is [`TargetAttention`].
+    other keys and values in a cache. DuoAttention finds them by gates that it trains, not by their attention. Queries
+    count if they can attend to other tokens as well. In encoders, the window reaches in both directions. The result is
+    [`TargetAttention`].
 
     Args:
         window (`int`): Number of tokens up to the query, which is one of them.

@@ -12,6 +12,7 @@ from ...models.number_checks import is_integer
 from .base import AttentionCall, HeadMeans, ObservedBatch, Observer, neighbour_ids
 from .excluded_tokens import SpecialTokens
 from .roles import RoleScores
+from .token_relations import most_queries
 
 
 class _TokenRoles(Observer):
@@ -67,10 +68,10 @@ class _TokenRoles(Observer):
         results = RoleScores({}, {}, {})
         for role, hits in self._hits.items():
             results.accuracy[role] = hits.compute()
-            # Equal for all heads that are not removed.
+            # Equal for all heads of a layer that are not removed.
             chance = self._chance[role].compute()
             results.baselines[role] = {kind: table.nanmean().item() for kind, table in chance.items()}
-            results.counts[role] = {site.kind: int(count) for site, count in hits.counts.items()}
+            results.counts[role] = most_queries(hits)
         return results
 
 
@@ -141,8 +142,8 @@ class DuplicateTokens(_TokenRoles):
 
     A case is a token that can attend to another occurrence of itself in the sentence or, in cross-attention, in the
     sentence of the encoder; under a causal mask, first occurrences are not cases. Neither the token itself nor masked
-    tokens compete. The baseline is chance: the mean fraction of other occurrences among the competing tokens. The
-    result is [`RoleScores`] with the role "duplicate".
+    or excluded tokens compete. The baseline is chance: the mean fraction of other occurrences among the competing
+    tokens. The result is [`RoleScores`] with the role "duplicate".
 
     Args:
         excluded_ids (iterable of `int`, *optional*): Token ids that count neither as targets nor as cases; by default
@@ -177,8 +178,9 @@ class DuplicateTokens(_TokenRoles):
 class RetrievalScore(_TokenRoles):
     """How often each head attends most to a copy of the token that comes next (Wu et al. 2024, section 2).
 
-    A case is a token whose successor occurs among the tokens that it can attend to. The baseline is chance: the mean
-    fraction of such copies among the competing tokens. The result is [`RoleScores`] with the role "retrieval". Heads
+    A case is a token whose successor occurs among the tokens that it can attend to, the successor itself aside, which
+    encoders see. All these tokens compete, special tokens as well. The baseline is chance: the mean fraction of such
+    copies among the competing tokens. The result is [`RoleScores`] with the role "retrieval". Heads
     with high scores on answers that are copied from the text are retrieval heads; induction heads are among them.
 
     The successor has to be known: let the model read the whole sequence that `generate()` has returned. In a causal
@@ -212,10 +214,11 @@ class RetrievalScore(_TokenRoles):
         self.last = last
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
-        competing = keys[:, None] & call.visible_keys
-        tokens = call.queries
+        competing, tokens = call.visible_keys, call.queries
         successors = neighbour_ids(tokens, 1)[call.sentences, call.rows]
-        copies = competing & (successors[..., None] == call.key_ids[:, None])
+        copies = competing & keys[:, None] & (successors[..., None] == call.key_ids[:, None])
+        if call.site.kind != "cross":
+            copies = copies & (call.key_positions[:, None] != call.query_positions[..., None] + 1)
         counted = queries & (successors >= 0) & copies.any(-1)
         if self.last is not None:
             left = tokens.real.sum(-1, keepdim=True) - tokens.real.cumsum(-1)  # tokens after each

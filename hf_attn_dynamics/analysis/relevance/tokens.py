@@ -40,7 +40,7 @@ def token_relevance(
         padding, NaN for positions that are not predictions.
 
     Raises:
-        ValueError: see [`head_relevance`].
+        ValueError: if `batch` is not a dictionary, or see [`head_relevance`].
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -49,6 +49,8 @@ def token_relevance(
         >>> token_relevance(BertForSequenceClassification(config), batch)["encoder"].shape
         torch.Size([2, 1, 3])
     """
+    if not isinstance(batch, Mapping):
+        raise ValueError(f"batch must be arguments of a forward pass by name, got {type(batch).__name__}.")
     locate_heads(model)  # raises ValueError unless it is a model
     propagation = Propagation(model, Rule(rule, epsilon), keep_entries=True)
     found: dict[str, torch.Tensor] = {}

@@ -204,7 +204,7 @@ def embedded_corpus(cache_dir: str | Path | None = None, max_characters: int | N
     """Extracts English prose from the documentation of Python and the package's dependencies.
 
     The text is read from installed source files, without importing them, and filtered to paragraphs of whole sentences
-    without code, tables, argument lists, licences or duplicates. The first call takes some seconds; later calls read a
+    without code, tables, argument lists, licenses or duplicates. The first call takes some seconds; later calls read a
     cache file whose name depends on the sources, their versions and folders, the rules and `max_characters`.
 
     Args:

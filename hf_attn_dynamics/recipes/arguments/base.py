@@ -83,7 +83,7 @@ class RunArguments:
 class PublishArguments(RunArguments):
     """Flags of recipes that train models."""
 
-    license: str | None = flag(None, "Licence of the weights in the model card, such as apache-2.0.")
+    license: str | None = flag(None, "License of the weights in the model card, such as apache-2.0.")
 
     def __post_init__(self):
         super().__post_init__()

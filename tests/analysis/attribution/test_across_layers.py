@@ -117,6 +117,19 @@ def test_gated_and_pruned_models_are_differentiated_as_they_are(kind):
     torch.testing.assert_close(global_contribution(model, batch), expected, rtol=0, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.parametrize("kind", ["bert", "electra"])
+def test_gates_of_units_and_blocks_are_differentiated_as_they_are(kind):
+    gates = {"evaluation": "fractional", "parts": ["heads", "units", "blocks"]}
+    model = vivid(tiny_model(kind, guidance=None, gates=gates, attn_implementation="eager")).double()
+    generator = torch.Generator().manual_seed(3)
+    for module in model.modules():
+        if hasattr(module, "log_alpha"):
+            module.log_alpha.data.copy_(torch.randn(module.log_alpha.shape, generator=generator))
+    batch = batch_for(kind, [[5, 6, 7, 8], [9, 5]])
+    expected = reverse_contribution(model.base_model, batch, first_block(model.base_model))
+    torch.testing.assert_close(global_contribution(model, batch), expected, rtol=0, atol=1e-9, equal_nan=True)
+
+
 def test_layers_without_heads_pass_on_their_input():
     model = vivid(tiny_model("bert", guidance=None, attn_implementation="eager")).double()
     prune_heads(model, {0: [0, 1, 2, 3]})

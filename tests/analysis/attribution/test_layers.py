@@ -7,6 +7,7 @@ from stock_models import build_stock
 from tiny_models import UNEVEN, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import layer_contribution, prune_heads
+from hf_attn_dynamics.analysis.attribution.layers import _Summands
 
 
 SENTENCES = [[5, 9, 7, 12], [8, 6], [4, 6, 11]]
@@ -65,8 +66,8 @@ def test_post_norm_layers_are_those_of_one_pair_after_the_other(method):
 
 
 @torch.no_grad()
-def slow_llama(model, ids):
-    """Contributions within the layers of a Llama by ALTI."""
+def slow_llama(model, ids, scale=1.0):
+    """Contributions within the layers of a Llama by ALTI; `scale` multiplies what attention adds."""
     outputs = model(torch.tensor([ids]), output_hidden_states=True, output_attentions=True, use_cache=False)
     tables = []
     for layer, states, maps in zip(model.layers, outputs.hidden_states, outputs.attentions):
@@ -79,9 +80,9 @@ def slow_llama(model, ids):
                 for head, weights in enumerate(maps):
                     at = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
                     value = values[j, head // attention.num_key_value_groups]
-                    parts[j] += weights[i, j] * (attention.o_proj.weight[:, at] @ value)
+                    parts[j] += scale * weights[i, j] * (attention.o_proj.weight[:, at] @ value)
             parts[i] += states[i]
-            after = parts.sum(0) + attention.o_proj.bias
+            after = parts.sum(0) + (0 if attention.o_proj.bias is None else scale * attention.o_proj.bias)
             for j in range(len(ids)):
                 table[i, j] = max(0, float(after.abs().sum() - (after - parts[j]).abs().sum()))
         tables.append(table / table.sum(-1, keepdim=True))
@@ -96,8 +97,24 @@ def test_pre_norm_layers_are_those_of_one_pair_after_the_other():
         torch.testing.assert_close(found[:, 0], slow_llama(model, ids), rtol=1e-4, atol=1e-6)
 
 
+def test_what_is_scaled_before_it_is_added_is_scaled():
+    model = vivid(build_stock("granite", residual_multiplier=0.22).model).double().eval()
+    model.set_attn_implementation("eager")
+    for ids in SENTENCES:
+        found = layer_contribution(model, {"input_ids": torch.tensor([ids])}, aggregate=False)
+        torch.testing.assert_close(found[:, 0], slow_llama(model, ids, 0.22), rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_that_no_token_brings_nearer_is_zero():
+    layer = object.__new__(_Summands)
+    layer.vectors = torch.tensor([[[5.0, -5.0], [-4.9, 5.1]]])
+    layer.output = layer.vectors.sum(1)
+    assert layer.closeness().tolist() == [[0.0, 0.0]]
+
+
 @pytest.mark.parametrize(
-    ("name", "method"), [("bert", "alti"), ("bert", "globenc"), ("gpt2", "alti"), ("qwen3", "alti")]
+    ("name", "method"),
+    [("bert", "alti"), ("bert", "globenc"), ("gpt2", "alti"), ("qwen3", "alti"), ("modernbert", "alti")],
 )
 def test_padding_and_batches_change_nothing_and_rows_sum_to_one(name, method):
     model = vivid(build_stock(name)).double().eval()

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+import transformers
 from stock_models import build_stock
 from tiny_models import padded_batch, tiny_model, vivid
 
@@ -82,8 +83,26 @@ def test_next_tokens_of_a_language_model_are_predicted():
 
 
 def test_one_token_stays_where_none_is_kept():
-    found = faithfulness(classifier(), {"input_ids": torch.tensor([[9, 7]])}, torch.tensor([[1.0, 0.0]]), 2)
-    assert found.most_first.isfinite().all()
+    model, ids, attribution = classifier(), [9, 7, 12], torch.tensor([[1.0, 0.0, 0.5]])
+    found = faithfulness(model, {"input_ids": torch.tensor([ids])}, attribution, 2)
+    with torch.no_grad():
+        whole, one, last = (model(torch.tensor([left])).logits[0].float().softmax(-1) for left in (ids, [7, 12], [7]))
+    expected = [value[whole.argmax()].item() for value in (whole, one, last)]
+    assert found.most_first.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_decoders_that_classify_are_read_at_the_last_token(batch_size):
+    torch.manual_seed(0)
+    config = build_stock("llama").config
+    config.num_labels = 3
+    model = vivid(transformers.LlamaForSequenceClassification(config)).double().eval()
+    sentences, kept = [[5, 9, 7, 12, 8], [8, 6, 4]], (8, 4)
+    attribution = attribution_of(sentences)
+    expected = slow_curves(model, sentences, attribution, 4, kept=kept)
+    found = faithfulness(model, padded_batch(sentences, pad=1), attribution, 4, kept, batch_size=batch_size)
+    torch.testing.assert_close(found.most_first, expected[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.least_first, expected[1], rtol=1e-4, atol=1e-6)
 
 
 def test_the_batch_stays_as_it_was():
@@ -114,5 +133,12 @@ def test_bad_arguments_are_named(change, message):
 
 
 def test_models_without_such_a_prediction_are_refused():
+    batch, attribution = {"input_ids": torch.tensor([[5, 6]])}, torch.zeros(1, 2)
     with pytest.raises(ValueError, match="BertForMaskedLM is neither a classifier of sentences nor a causal language"):
-        faithfulness(build_stock("bert"), {"input_ids": torch.tensor([[5, 6]])}, torch.zeros(1, 2))
+        faithfulness(build_stock("bert"), batch, attribution)
+    one = tiny_model("bert", "ForSequenceClassification", num_labels=1)
+    with pytest.raises(ValueError, match="has a single output, not probabilities of classes"):
+        faithfulness(one, batch, attribution)
+    several = tiny_model("bert", "ForSequenceClassification", problem_type="multi_label_classification")
+    with pytest.raises(ValueError, match="has several labels for a sentence, not probabilities of classes"):
+        faithfulness(several, batch, attribution)

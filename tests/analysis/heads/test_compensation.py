@@ -45,7 +45,13 @@ def test_blocks_that_the_data_does_not_run_are_named():
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="data does not run the heads of cross layer 1"):
         compensate(model, dense, {"input_ids": torch.tensor([[5, 7, 8]])})
+    with pytest.raises(ValueError, match="data does not run the heads of cross layer 1"):
+        refit_outputs(model, dense, {"input_ids": torch.tensor([[5, 7, 8]])})
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    text = {"input_ids": torch.tensor([[5, 7, 8]])}
+    whole = {**text, "encoder_hidden_states": torch.randn(1, 2, dense.config.hidden_size)}
+    with pytest.raises(ValueError, match="a batch does not run the heads of cross layer 0, as the first one does"):
+        refit_outputs(model, dense, [whole, text])
 
 
 def output(model, batch):

@@ -99,3 +99,26 @@ def test_what_cannot_be_compared_is_named():
         compare_heads(model_of(), model_of(), BATCH).nearest("encoder", 7, 0)
     with pytest.raises(ValueError, match="data is empty"):
         compare_heads(model_of(), model_of(), [])
+
+
+def test_a_model_with_learnt_sinks_is_at_no_distance_from_itself():
+    model = model_of("gpt-oss")
+    matching = compare_heads(model, model, BATCH)
+    assert all(pair[1:3] == pair[3:5] and pair.distance < 1e-6 for pair in matching.pairs())
+    table = matching.distances["decoder"]
+    assert table.fill_diagonal_(1).min() > 1e-3
+
+
+def test_layers_without_heads_have_their_rows():
+    model = model_of()
+    pruned = prune_heads(copy.deepcopy(model), {2: [0, 1, 2, 3]})
+    matching = compare_heads(pruned, model, BATCH)
+    assert matching.head_scores()["distance"]["encoder"].shape == (3, 4)
+    assert matching.layers("encoder").shape == (3, 3)
+    assert HeadMatching.from_dict(matching.to_dict()) == matching
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.5])
+def test_rows_per_sentence_are_checked(rows):
+    with pytest.raises(ValueError, match="rows_per_sentence must be an integer of at least 1, or None for all"):
+        compare_heads(model_of(), model_of(), BATCH, rows_per_sentence=rows)

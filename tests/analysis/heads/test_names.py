@@ -102,6 +102,13 @@ def test_copying_needs_a_language_model():
         had.copying_scores(build_stock("bert"), {"input_ids": torch.tensor([[5]])})
     with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
         had.copying_scores(decoder(), {"input_ids": torch.tensor([[5]])}, 0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    transformed = transformers.BertLMHeadModel(transformers.BertConfig(**sizes, is_decoder=True))
+    with pytest.raises(ValueError, match="BertLMHeadModel has other layers than a norm before the matrix of its head"):
+        had.copying_scores(transformed, {"input_ids": torch.tensor([[5]])})
+    narrow = build_stock("opt", word_embed_proj_dim=16)
+    with pytest.raises(ValueError, match=r"have \d+ dimensions, but the head of the model reads 16"):
+        had.copying_scores(narrow, {"input_ids": torch.tensor([[5]])})
 
 
 def test_probes_are_what_they_say(tokenizer):
@@ -170,11 +177,40 @@ def test_an_encoder_and_a_model_without_a_tokenizer_say_what_is_missing(tokenize
     assert names.not_measured == {
         "copying": "only causal language models are measured.",
         "retrieval": "only causal language models are measured.",
-        **dict.fromkeys(("sink", "local", "delimiters"), "text needs a tokenizer."),
+        **dict.fromkeys(("sink", "streaming", "delimiters"), "text needs a tokenizer."),
     }
     short = decoder(vocab_size=len(tokenizer), max_position_embeddings=16)
     names = had.name_heads(short, tokenizer, ["a code"], sequences=2)
     assert names.not_measured["retrieval"] == "the model reads 16 tokens, too few for a needle and a question."
+    # No token sees beyond the window of so short a text.
+    assert names.not_measured["streaming"] == "no token of the probe counts."
+    assert "streaming" not in names._repr_html_()
+
+
+def test_text_that_the_model_cannot_read_is_not_measured(tokenizer):
+    short = decoder(vocab_size=len(tokenizer), max_position_embeddings=16)
+    names = had.name_heads(short, tokenizer, ["a much longer text than such a model can read at all"], sequences=2)
+    assert "induction" in names.scores
+    assert all("16" in names.not_measured[name] for name in ("sink", "streaming", "delimiters", "retrieval"))
+
+
+@torch.no_grad()
+def test_attention_to_special_tokens_is_compared_with_uniform_attention(tokenizer):
+    model = vivid(decoder(vocab_size=len(tokenizer)))
+    texts = ["the first text of some words", "another text with a few more words than that"]
+    names = had.name_heads(model, tokenizer, texts, sequences=2, length=5)
+    scores, chance = [], []
+    for text in texts:
+        ids = tokenizer(text)["input_ids"]
+        is_special = torch.tensor([token in tokenizer.all_special_ids for token in ids])
+        model.set_attn_implementation("eager")
+        maps = torch.stack(model(torch.tensor([ids]), output_attentions=True).attentions)[:, 0]
+        scores.append(maps[..., is_special].sum(-1))
+        chance += [is_special[: query + 1].float().mean().item() for query in range(len(ids))]
+    torch.testing.assert_close(
+        names.scores["delimiters"]["decoder"], torch.cat(scores, -1).mean(-1).double(), rtol=1e-5, atol=1e-6
+    )
+    assert names.chance["delimiters"]["decoder"] == pytest.approx(sum(chance) / len(chance), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +220,9 @@ def test_an_encoder_and_a_model_without_a_tokenizer_say_what_is_missing(tokenize
             {"thresholds": {"inductive": 0.5}},
             "thresholds name 'inductive', which is not one of 'induction', ",
         ),
+        ({"thresholds": {"sink": 30}}, "thresholds must be numbers from 0 to 1, got 30 for 'sink'"),
+        ({"thresholds": {"sink": math.nan}}, "thresholds must be numbers from 0 to 1, got nan for 'sink'"),
+        ({"texts": ["a"]}, "texts are read with the tokenizer of the model; pass it, too"),
         ({"sequences": 0}, "sequences must be at least 1, got 0"),
         ({"length": 0}, "length must be at least 1, got 0"),
         ({"length": 1}, "random sequences need at least two tokens that can be repeated"),

@@ -6,7 +6,14 @@ import pytest
 import torch
 from slow_unit_scores import MODELS, lone_sentences, output_projections, padded, scored_model, slow_scores
 from stock_models import build_stock
-from transformers import BertConfig, BertForMultipleChoice, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForMultipleChoice,
+    BertForSequenceClassification,
+    BertModel,
+    ElectraConfig,
+    ElectraForPreTraining,
+)
 
 from hf_attn_dynamics import HeadScores, UnitScores, head_importance, prune_heads, prune_units, unit_importance
 from hf_attn_dynamics.models.cost_table import CostTable
@@ -187,6 +194,9 @@ def test_margins_are_of_classifiers():
     without = {name: value for name, value in batch.items() if name != "labels"}
     with pytest.raises(ValueError, match="has several labels for a sentence; use fisher"):
         unit_importance(several, without, "margin")
+    discriminator = ElectraForPreTraining(ElectraConfig(**SIZES | {"vocab_size": 60}, embedding_size=16))
+    with pytest.raises(ValueError, match="ElectraForPreTraining has no single logit for each class"):
+        unit_importance(discriminator, without, "margin")
     with pytest.raises(ValueError, match="loss has no effect with method='margin'; use fisher or michel"):
         unit_importance(several, without, "margin", loss=lambda outputs, batch: outputs.logits.sum())
 
@@ -239,8 +249,11 @@ BATCH = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[5, -10
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "taylor"}, "method must be one of fisher, michel, magnitude, random, got 'taylor'"),
-        ({"method": "michel", "keep_gradients": True}, "keep_gradients needs method='fisher', got method='michel'"),
+        ({"method": "taylor"}, "method must be one of fisher, margin, michel, magnitude, random, got 'taylor'"),
+        (
+            {"method": "michel", "keep_gradients": True},
+            "keep_gradients needs method='fisher' or 'margin', got method='michel'",
+        ),
         ({"data": None}, "method='fisher' needs data"),
         ({"data": []}, "data is empty: importance needs at least one batch"),
         ({"data": {"input_ids": torch.tensor([[5]])}}, "each batch needs 'labels'"),

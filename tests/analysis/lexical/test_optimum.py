@@ -32,7 +32,7 @@ def test_no_attention_has_a_smaller_loss(scale):
     torch.testing.assert_close(
         found.loss[has_label], losses_of(found.attention, source_logits, labels, target_logits)[has_label]
     )
-    # Vertices, the centre and random points of the simplex.
+    # Vertices, the center and random points of the simplex.
     others = [torch.eye(6, dtype=torch.float64)[[position] * 4].expand(3, -1, -1) for position in range(6)]
     others += list(torch.distributions.Dirichlet(torch.full((200, 3, 4, 6), 0.5)).sample().double())
     for other in others:

@@ -411,6 +411,15 @@ def test_sentences_without_token_ids_have_distances():
     assert seen.distance.distances["encoder"].isfinite().all()
 
 
+def test_shared_layers_have_rows_of_their_own():
+    model = build_stock("albert").eval()
+    with torch.no_grad(), observe(model, HeadDistance()) as seen:
+        model(torch.tensor([[5, 6, 7, 8]]))
+    layers = model.config.num_hidden_layers * model.config.inner_group_num
+    assert seen.distance.shapes == {"encoder": (layers, model.config.num_attention_heads)}
+    assert seen.distance.head_scores()["mean"]["encoder"].shape[0] == layers > 1
+
+
 def test_distances_forget_a_pass_that_failed():
     model = model_for("bert")
     (batch,) = batches_for(model, ragged_sentences(3))

@@ -116,9 +116,10 @@ def test_retrieval_is_the_strongest_key_of_one_query_after_the_other(architectur
         for query in range(len(ids) - 1):
             if last is not None and len(ids) - 1 - query > last:
                 continue
-            competing = [key for key in visible(kind, query, len(ids)) if ids[key] != 9]
-            copies = [key for key in competing if ids[key] == ids[query + 1]]
-            if ids[query] == 9 or not copies:
+            competing = list(visible(kind, query, len(ids)))
+            # The next token is no copy of itself, and special tokens compete.
+            copies = [key for key in competing if ids[key] == ids[query + 1] and key != query + 1]
+            if 9 in (ids[query], ids[query + 1]) or not copies:
                 continue
             strongest = torch.tensor(competing)[maps[:, :, query, competing].argmax(-1)]
             hits.append(torch.isin(strongest, torch.tensor(copies)).double())
@@ -162,6 +163,27 @@ def test_encoder_decoders_are_observed_at_self_attention():
     with torch.no_grad(), had.observe(model, had.InductionScore([]), had.AttentionSink()) as seen:
         model(input_ids=ids, decoder_input_ids=ids)
     assert list(seen.induction.attention) == list(seen.sink.first) == ["encoder", "decoder"]
+
+
+@pytest.mark.parametrize("make", [lambda: had.InductionScore([]), had.AttentionSink, had.HeadEntropy])
+def test_sentences_that_share_a_row_are_refused(make):
+    model = build_stock("llama").eval()
+    batch = {"input_ids": torch.tensor([[5, 7, 9, 7]]), "position_ids": torch.tensor([[0, 1, 0, 1]])}
+    with had.observe(model, make()) as seen, torch.no_grad():
+        with pytest.raises(ValueError, match="observers read a sentence in each row, but this batch has several"):
+            model(**batch, use_cache=False)
+        model(input_ids=batch["input_ids"])
+    assert seen.results()
+
+
+def test_queries_are_those_of_the_layer_that_sees_most():
+    # Windows of three tokens in the first and the last layer.
+    sizes = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    model = build_stock("gemma2", **sizes).eval()
+    period = [5, 6, 7, 8, 9]
+    with torch.no_grad(), had.observe(model, had.InductionScore([])) as seen:
+        model(input_ids=torch.tensor([period * 2]))
+    assert seen.induction.counts == {"decoder": 5}
 
 
 def test_neighbours_stand_in_the_sentence_and_not_beside_it():

@@ -125,6 +125,12 @@ def test_classifiers_have_one_prediction_and_labels_say_which_count():
     assert labelled[1:].isnan().all()
 
 
+def test_one_batch_at_a_time():
+    batch = {"input_ids": torch.tensor([[5]])}
+    with pytest.raises(ValueError, match="batch must be arguments of a forward pass by name, got list"):
+        token_relevance(bert(), [batch, batch])
+
+
 def test_a_rule_that_does_not_conserve_is_not_checked_for_it():
     with pytest.raises(ValueError, match="rule='attn_lrp' does not conserve relevance: softmax keeps a part"):
         relevance_conservation(bert(), {"input_ids": torch.tensor([[5]])}, "attn_lrp")
