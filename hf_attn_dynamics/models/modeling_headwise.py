@@ -331,9 +331,9 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
             counts = request.guidance_counts or request.num_items_in_batch
             sentences = number_of_sentences(batch, packing)
             fraction = fraction_of_sentences(sentences, counts)
-            if fraction is None and isinstance(counts, dict) and (columns := self.target_columns & counts.keys()):
+            if fraction is None and isinstance(counts, dict) and (counted := self.target_columns & counts.keys()):
                 raise ValueError(
-                    f"the rows of {min(columns)} are counted, but not the sentences of the accumulated batch; add "
+                    f"the rows of {min(counted)} are counted, but not the sentences of the accumulated batch; add "
                     f"{SENTENCES!r} to the counts."
                 )
             counts = None if fraction is None else {**counts, "fraction": fraction}
