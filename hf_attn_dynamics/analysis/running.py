@@ -30,6 +30,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model.get_base_model()
 
 
+def named_arguments(module: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call of a module, all by name."""
+    return {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
+
+
 def on_device(batch: Mapping[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     """Moves the tensors of a batch to the device of the model.
 

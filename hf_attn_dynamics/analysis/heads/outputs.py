@@ -20,6 +20,7 @@ from ...models.head_roles import HeadLayer, locate_heads
 from ...models.head_sites import HeadSite, by_kind, heads_by_site, kinds_of
 from ..model_views import ModelView, evaluation_view, generates, prepared_views
 from ..running import batches_of, on_device, real_tokens
+from .chosen_queries import ChosenQueries, Positions
 
 
 HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
@@ -27,7 +28,12 @@ HeadNumbers = Mapping[str, Any] | Mapping[int, Any] | torch.Tensor
 
 @contextmanager
 def masked_heads(
-    model: PreTrainedModel, mask: HeadNumbers | Iterable[tuple], replacement: HeadNumbers | None = None
+    model: PreTrainedModel,
+    mask: HeadNumbers | Iterable[tuple],
+    replacement: HeadNumbers | None = None,
+    *,
+    positions: Positions | Mapping[str, Positions] | None = None,
+    steps: Iterable[int] | None = None,
 ) -> Iterator[None]:
     """Context in which the output z of each head is replaced by `m · z + (1 − m) · r`, in the current thread.
 
@@ -47,10 +53,18 @@ def masked_heads(
         replacement (`dict` or `torch.Tensor`, *optional*): r; 0 by default. Of shape `(layers, heads, head_dim)`, or
             `(layers, batch, length, heads, head_dim)`, where a batch or length of 1 broadcasts; by kind of site like
             the mask.
+        positions (`list[int]`, `torch.BoolTensor` or `dict`, *optional*): The tokens whose outputs are replaced, all
+            by default: their indices in the sequence, padding included, or a mask of shape `(length,)` or `(batch,
+            length)`; by kind of site like the mask. In `generate()`, indices count from the beginning of the prompt,
+            and tokens beyond a mask are left as they are.
+        steps (`list[int]`, *optional*): The steps of `generate()` in which outputs are replaced, all by default. Step
+            0 reads the prompt and predicts the first new token, step 1 reads this token, and so on. Not for encoders,
+            which run once.
 
     Raises:
-        ValueError: if the mask or the replacement names heads that the model does not have, or has another shape; and
-            in the forward pass, if the batch size or the length differs.
+        ValueError: if the mask or the replacement names heads that the model does not have, or has another shape;
+            `positions` or `steps` are no indices, or of sites that the mask does not name; and in the forward pass, if
+            the batch size or the length differs, or the step of `generate()` is not known.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -68,11 +82,15 @@ def masked_heads(
     missing = [site for site in factors if replacement is not None and site not in replacements]
     if missing:
         raise ValueError(f"mask names the {missing[0].kind}, but replacement does not.")
+    chosen = _chosen_queries(positions, steps, layers, factors)
 
     def prepare(view: ModelView) -> None:
+        if chosen is not None:
+            chosen.follow(view, model)
         for layer in layers:
             if layer.site in factors:
-                view.edit_outputs(layer, partial(_mix, layer, factors[layer.site], replacements.get(layer.site)))
+                of_layer = layer, factors[layer.site], replacements.get(layer.site), chosen
+                view.edit_outputs(layer, partial(_mix, *of_layer))
 
     with prepared_views(model, prepare):
         yield
@@ -148,10 +166,40 @@ def mean_head_outputs(
     return _stacked(model, layers, means)
 
 
-def _mix(layer: HeadLayer, factor: torch.Tensor, replacement: torch.Tensor | None, z: torch.Tensor) -> torch.Tensor:
+def _chosen_queries(
+    positions: Positions | Mapping[str, Positions] | None,
+    steps: Iterable[int] | None,
+    layers: list[HeadLayer],
+    factors: Mapping[HeadSite, torch.Tensor],
+) -> ChosenQueries | None:
+    if positions is None and steps is None:
+        return None
+    kinds = kinds_of(factors)
+    if steps is not None and "encoder" in kinds:
+        raise ValueError("steps are those of a decoder in generate(), but the mask names the encoder; mask it apart.")
+    if positions is not None and not isinstance(positions, Mapping):
+        every = kinds_of({layer.site: layer for layer in layers})
+        if len(every) > 1:
+            raise ValueError(f"positions must name the sites, {{{', '.join(map(repr, every))}: …}}.")
+        positions = dict.fromkeys(every, positions)
+    for kind in positions or ():
+        if kind not in kinds:
+            raise ValueError(f"positions name the {kind}, but mask does not.")
+    return ChosenQueries(positions, steps)
+
+
+def _mix(
+    layer: HeadLayer,
+    factor: torch.Tensor,
+    replacement: torch.Tensor | None,
+    chosen: ChosenQueries | None,
+    z: torch.Tensor,
+) -> torch.Tensor:
     factor = factor.to(z)
     if factor.dim() == 2:
         factor = _for_each_sequence(layer, "mask", factor, z)[:, None]
+    if chosen is not None and (queries := chosen.mask(layer, z, _for_each_sequence)) is not None:
+        factor = torch.where(queries[..., None], factor, 1)
     masked = z * factor[..., None]
     if replacement is None:
         return masked

@@ -10,7 +10,6 @@ Within the context, the model computes attention with its own kernel. The weight
 block, for the observers: the output of the softmax, before dropout and gates, in single precision.
 """
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +32,7 @@ from ...models.pruned_attention import given_cache
 from ..attention_inputs import site_of_call
 from ..model_views import ModelView, parts_of, prepared_views
 from ..notebook import Html, html_table
-from ..running import is_seq2seq
+from ..running import is_seq2seq, named_arguments
 from .base import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
 
 
@@ -209,8 +208,7 @@ class _Watch:
     def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self.depth += 1
         if self.depth == 1:
-            bound = inspect.signature(module.forward).bind_partial(*args).arguments
-            arguments = {**bound, **kwargs}
+            arguments = named_arguments(module, args, kwargs)
             cache = given_cache(arguments)
             cached = 0 if cache is None else int(cache.get_seq_length())
             self.batch = ObservedBatch(module, arguments, cached, self.sentences)

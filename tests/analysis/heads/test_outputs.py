@@ -320,3 +320,151 @@ def test_one_sentence_can_be_patched_into_all(bert):
         found = logits(model, inputs)
     with masked_heads(model, mask, outputs[:, :1].expand_as(outputs)):
         assert logits(model, inputs).equal(found)
+
+
+# --- chosen tokens and steps -----------------------------------------------------------------------------------------
+
+
+def slow_tokens(model, heads, inputs, chosen):
+    """Logits with heads masked at some tokens: hooks that zero their outputs there."""
+    hooks = []
+    for layer in locate_heads(model):
+        of_layer = heads.get(layer.site.layer, [])
+
+        def zero(module, args, layer=layer, of_layer=of_layer):
+            z = args[0].unflatten(-1, (layer.num_heads, -1)).clone()
+            for head in of_layer:
+                z[:, chosen, head] = 0
+            return (z.flatten(-2),)
+
+        hooks.append(layer.output.register_forward_pre_hook(zero))
+    found = model(**inputs).logits
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+@pytest.mark.parametrize("as_tensor", [False, True])
+@torch.no_grad()
+def test_heads_are_masked_at_chosen_tokens(name, as_tensor):
+    model = vivid(build_stock(name)).double().eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
+    heads, chosen = {0: [1], 1: [0, 2]}, [1, 3]
+    expected = slow_tokens(model, heads, inputs, chosen)
+    positions = torch.tensor([False, True, False, True]) if as_tensor else chosen
+    with masked_heads(model, heads, positions=positions):
+        found = model(**inputs).logits
+    torch.testing.assert_close(found, expected, **EXACT)
+    assert not torch.allclose(found, model(**inputs).logits)
+
+
+@torch.no_grad()
+def test_examples_have_tokens_of_their_own_and_replacements():
+    model = vivid(build_stock("llama")).double().eval()
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    other = head_outputs(model, {"input_ids": ids.flip(1)})["decoder"]
+    positions = torch.tensor([[True, False, False, True], [False, True, False, False]])
+    with masked_heads(model, {0: [0]}, other, positions=positions):
+        found = model(ids).logits
+    for row in range(2):
+        single = other[:, row : row + 1]
+        with masked_heads(model, {0: [0]}, single, positions=positions[row].nonzero()[:, 0].tolist()):
+            torch.testing.assert_close(found[row], model(ids[row : row + 1]).logits[0], **EXACT)
+
+
+def new_tokens(model, ids, **settings):
+    return model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=1, eos_token_id=None, **settings)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@torch.no_grad()
+def test_steps_are_the_passes_of_generation(name):
+    model = vivid(build_stock(name)).double().eval()
+    ids, heads = torch.tensor([[5, 6, 7]]), {0: [0, 1], 2: [1, 3]}
+    with masked_heads(model, heads, steps=range(1, 5)):
+        by_steps = new_tokens(model, ids)
+    # Step i reads token 3 + i - 1 of the sequence.
+    with masked_heads(model, heads, positions=range(3, 7)):
+        by_positions = new_tokens(model, ids)
+    assert by_steps.tolist() == by_positions.tolist()
+    with masked_heads(model, heads, steps=[0]):
+        first = new_tokens(model, ids)
+    with masked_heads(model, heads, positions=torch.ones(1, 3, dtype=torch.bool)):
+        assert first.tolist() == new_tokens(model, ids).tolist()
+    with masked_heads(model, heads, steps=range(5)):
+        all_steps = new_tokens(model, ids)
+    with masked_heads(model, heads):
+        assert all_steps.tolist() == new_tokens(model, ids).tolist()
+    assert len({str(one.tolist()) for one in (by_steps, first, all_steps, new_tokens(model, ids))}) > 1
+
+
+@torch.no_grad()
+def test_beams_have_the_tokens_of_their_example():
+    model = vivid(build_stock("llama")).double().eval()
+    ids, heads = torch.tensor([[5, 6, 7], [8, 9, 10]]), {0: [0, 1], 1: [1, 3]}
+    positions = torch.tensor([[True, False, True, True], [False, True, False, False]])
+    with masked_heads(model, heads, positions=positions):
+        together = new_tokens(model, ids, num_beams=3)
+    for row in range(2):
+        with masked_heads(model, heads, positions=positions[row]):
+            assert new_tokens(model, ids[row : row + 1], num_beams=3)[0].tolist() == together[row].tolist()
+
+
+@torch.no_grad()
+def test_sites_of_encoder_decoders_have_tokens_of_their_own():
+    model = vivid(build_stock("marian")).double().eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    heads = {"encoder": {0: [0]}, "decoder": {1: [1]}}
+    with masked_heads(model, heads, positions={"encoder": [2], "decoder": [0, 1]}):
+        found = model(input_ids=ids, decoder_input_ids=ids[:, :3]).logits
+    apart = (
+        masked_heads(model, {"encoder": {0: [0]}}, positions={"encoder": [2]}),
+        masked_heads(model, {"decoder": {1: [1]}}, positions={"decoder": [0, 1]}),
+    )
+    with apart[0], apart[1]:
+        expected = model(input_ids=ids, decoder_input_ids=ids[:, :3]).logits
+    torch.testing.assert_close(found, expected, **EXACT)
+    assert not torch.allclose(found, model(input_ids=ids, decoder_input_ids=ids[:, :3]).logits)
+    with masked_heads(model, {"decoder": {1: [1]}}, steps=[2]):
+        assert model.generate(ids, max_new_tokens=4, min_new_tokens=4).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "mask", "arguments", "message"),
+    [
+        ("llama", {0: [0]}, {"positions": [-1]}, "positions must be integers of at least 0, got -1"),
+        (
+            "llama",
+            {0: [0]},
+            {"positions": torch.tensor([1, 2])},
+            "positions of the decoder must be indices, or a bool",
+        ),
+        ("llama", {0: [0]}, {"steps": [0.5]}, "steps must be integers of at least 0, got 0.5"),
+        ("llama", {0: [0]}, {"positions": {"encoder": [1]}}, "positions name the encoder, but mask does not"),
+        ("bert", {0: [0]}, {"steps": [1]}, "steps are those of a decoder in generate"),
+        (
+            "marian",
+            {"decoder": {0: [0]}},
+            {"positions": [1]},
+            "positions must name the sites, {'encoder', 'decoder', ",
+        ),
+    ],
+)
+def test_chosen_queries_that_do_not_exist_are_named(name, mask, arguments, message):
+    with pytest.raises(ValueError, match=message), masked_heads(build_stock(name), mask, **arguments):
+        pass
+
+
+@torch.no_grad()
+def test_steps_that_are_not_known_are_refused():
+    model = build_stock("llama").eval()
+    ids = torch.tensor([[5, 6, 7]])
+    steps, many = {"steps": [1]}, {"positions": torch.ones(3, 4, dtype=torch.bool)}
+    cache = model(ids, use_cache=True).cache
+    with masked_heads(model, {0: [0]}, **steps), pytest.raises(ValueError, match="by its cache: pass use_cache=True"):
+        new_tokens(model, ids, use_cache=False)
+    with masked_heads(model, {0: [0]}, **steps), pytest.raises(ValueError, match="reads 2 tokens after 3 cached ones"):
+        model(torch.tensor([[8, 9]]), cache=cache)
+    with masked_heads(model, {0: [0]}, **many), pytest.raises(ValueError, match="positions is for 3 examples"):
+        model(ids.expand(2, 3))
