@@ -4,6 +4,9 @@
     python recipes/reproduction.py
     python recipes/reproduction.py --ledger docs/reproduction.yaml --results docs/results --output docs/REPRODUCTION.md
 
+A second page, `--failures`, is for readers who look for what did not come out, and why: items whose verdict is *not*,
+with all settings, and items that were not run.
+
 Nothing is trained. The ledger names the `summary.json` files of each item, the values to show, and the comparisons
 that must hold; values are read from the files each time. Folders are relative to `--results`, and `*` matches several.
 The ledger has three parts:
@@ -87,12 +90,23 @@ verdict counts for the item. Settings that are left out do not count; the table 
 
 Written by `python recipes/reproduction.py` from [reproduction.yaml](reproduction.yaml) and the summaries in
 [results](results/README.md), which says what `data` and `models/minilm` are in the commands."""
+FAILURES_HEADER = """# What did not replicate
+
+These {failed} of {items} tables, figures and claims of five papers come out differently here than in the papers, in at
+least one setting. The last section has {missing} items that were not run. All others are in
+[REPRODUCTION](REPRODUCTION.md), with the commands of all runs.
+
+Models and data are much smaller than in the papers, so that a difference says little about the paper itself. Where the
+cause is known, it is named.
+
+Written by `python recipes/reproduction.py` from [reproduction.yaml](reproduction.yaml)."""
 FOOTER = """## Summaries that are not about a claim
 
 These folders of [results](results/README.md) are about this package, and not about a claim of the papers:
 
 {folders}"""
 COMPARISONS = {"<": operator.lt, ">": operator.gt}
+FOOTNOTE = re.compile(r" \[\d+\]")
 SEED_FLAGS = re.compile(r" --(seed|output_dir|resume) ('[^']*'|\S+)")
 
 
@@ -440,6 +454,40 @@ def render(ledger: Ledger, results: Path) -> str:
     return header + "\n\n" + "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
+def render_failures(ledger: Ledger, results: Path) -> str:
+    """Items that do not come out as in their paper, or were not run, as Markdown.
+
+    Raises:
+        ValueError: as [`render`], or if an item that does not come out has no `why`.
+    """
+    summaries = summaries_below(results)
+    check_ledger(ledger, summaries)
+    parts, missing, failed = [], [], 0
+    for paper in ledger.papers:
+        sections = []
+        for item in paper["items"]:
+            verdict, lines = _lines(item, summaries, {})
+            if verdict == "not run":
+                missing.append(f"- {item['what']} ({paper['paper']}). {item['why']}")
+            if verdict != "not":
+                continue
+            if "why" not in item:
+                raise ValueError(f"{item['what']!r} does not come out; say `why`.")
+            failed += 1
+            # A single setting stands in the first line, beside the notes of the item.
+            (*_, first, scale, _), *others = lines
+            found = [f"- here: {first} ({FOOTNOTE.sub('', scale)})"] if scale else []
+            found += [f"- here: {ours} ({FOOTNOTE.sub('', where)}): {said}" for *_, ours, where, said in others]
+            text = [f"### {item['what']}", f"- in the paper: {item['theirs']}\n" + "\n".join(found), item["why"]]
+            sections.append("\n\n".join(text))
+        if sections:
+            parts.append(f"## {paper['paper']}\n\n" + "\n\n".join(sections))
+    if missing:
+        parts.append("## Not run\n\n" + "\n".join(missing))
+    header = FAILURES_HEADER.format(failed=failed, items=len(ledger.items), missing=len(missing))
+    return header + "\n\n" + "\n\n".join(parts) + "\n"
+
+
 def _lines(
     item: Mapping[str, Any], summaries: Mapping[str, Any], commands: dict[str, int]
 ) -> tuple[str, list[tuple[str, ...]]]:
@@ -478,8 +526,10 @@ def _lines(
 def main(args: ReproductionArguments) -> str:
     """Writes the ledger; returns its text."""
     with refuse_bad_input():
-        text = render(read_ledger(Path(args.ledger)), Path(args.results))
+        ledger, results = read_ledger(Path(args.ledger)), Path(args.results)
+        text, failures = render(ledger, results), render_failures(ledger, results)
         write_text(args.output, text)
+        write_text(args.failures, failures)
     print(text)
     return text
 

@@ -75,6 +75,40 @@ def test_the_ledger_in_the_documentation_is_that_of_the_summaries():
     assert (DOCS / "REPRODUCTION.md").read_text(encoding="utf-8") == text
 
 
+def test_the_page_of_failures_is_that_of_the_summaries_and_has_all_of_them():
+    text = reproduction.render_failures(LEDGER, DOCS / "results")
+    assert (DOCS / "what_did_not_replicate.md").read_text(encoding="utf-8") == text
+    counts = re.search(r"(\d+) not, (\d+) not run", (DOCS / "REPRODUCTION.md").read_text(encoding="utf-8"))
+    assert (text.count("\n### "), text.partition("## Not run")[2].count("\n- ")) == tuple(map(int, counts.groups()))
+
+
+def test_a_failure_stands_with_all_its_settings_and_its_reason(results, tmp_path):
+    failed = {**ITEM, "order": ["guided > plain"], "why": "It is too small."}
+    other = {"what": "Table 2", "theirs": "7", "why": "There are no data."}
+    ledger = reproduction.read_ledger(ledger_of(tmp_path, failed, other))
+    text = reproduction.render_failures(ledger, results)
+    start = "### Table 1: loss\n\n- in the paper: 3 → 2\n- here: "
+    assert f"{start}4.0 → 2.0 (small)\n\nIt is too small." in text
+    settings = [
+        {"scale": "seed 1", "summaries": "run/seed-1"},
+        {"scale": "seed 2", "summaries": "run/seed-2", "left_out": "other data"},
+    ]
+    several = {key: value for key, value in failed.items() if key not in ("scale", "summaries")}
+    found = ledger_of(tmp_path, {**several, "settings": settings}, other)
+    text = reproduction.render_failures(reproduction.read_ledger(found), results)
+    assert f"{start}3.0 → 1.0 (seed 1)\n- here: 5.0 → 3.0 (seed 2): left out: other data\n\nIt" in text
+    del settings[1]["left_out"]
+    found = ledger_of(tmp_path, {**several, "settings": settings}, other)
+    text = reproduction.render_failures(reproduction.read_ledger(found), results)
+    assert f"{start}3.0 → 1.0 (seed 1): not\n- here: 5.0 → 3.0 (seed 2): not\n\nIt" in text
+    assert "- Table 2 (A paper). There are no data." in text
+    assert "These 1 of 2 tables" in text
+    del failed["why"]
+    ledger = reproduction.read_ledger(ledger_of(tmp_path, failed, other))
+    with pytest.raises(ValueError, match="'Table 1: loss' does not come out; say `why`"):
+        reproduction.render_failures(ledger, results)
+
+
 def test_tests_of_the_ledger_are_there():
     named = [item["test"].split("::") for item in LEDGER.items if "test" in item]
     assert named
@@ -122,7 +156,7 @@ def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, 
     output = tmp_path / "out" / "LEDGER.md"
     output.parent.mkdir()
     ledger = ledger_of(tmp_path, *items)
-    reproduction.main(ReproductionArguments(str(ledger), str(results), str(output)))
+    reproduction.main(ReproductionArguments(str(ledger), str(results), str(output), str(tmp_path / "failures.md")))
     rows = [line.split(" | ") for line in output.read_text().splitlines() if line.startswith("| Table")]
     assert [row[2] for row in rows] == ["4.0 → 2.0"] * 4 + ["–", "5.0"]
     assert [row[4].removesuffix(" |") for row in rows] == [
@@ -198,7 +232,9 @@ def test_a_claim_that_is_not_judged_is_not_reproduced(answer, verdict, tmp_path)
 def test_what_the_ledger_can_not_say_is_refused(changes, message, results, tmp_path, capsys):
     ledger = ledger_of(tmp_path, {**ITEM, **changes})
     with pytest.raises(SystemExit):
-        reproduction.main(ReproductionArguments(str(ledger), str(results), str(tmp_path / "x.md")))
+        reproduction.main(
+            ReproductionArguments(str(ledger), str(results), str(tmp_path / "x.md"), str(tmp_path / "y.md"))
+        )
     errors = capsys.readouterr().err
     assert any(part in errors for part in message.split("|"))
     assert not (tmp_path / "x.md").exists()
