@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0.
-"""How fast IBM Model 1 is, beside NLTK's, and whether both find the same alignments.
+"""How fast IBM Model 1 is, beside NLTK's and eflomal, and which alignments they find.
 
     python recipes/benchmarks/alignment.py --source_file train.en.gz --target_file train.de.gz
     python recipes/benchmarks/alignment.py --peer_python ~/nltk/bin/python --output_dir runs/alignment
@@ -11,28 +11,36 @@ Systems take turns, each in a process of its own with `--cpu_threads`; fitting a
 sentences is not:
     package   `IbmModel1().fit(pairs, iterations)` and `.align(pairs)`
     once      the same with `count_repeats=False`: the model that NLTK fits
+    diagonal  the same as `package` with `prior=DiagonalPrior()`
+    both      `align_both_directions(pairs, "grow-diag", iterations, prior=DiagonalPrior())`
     nltk      `nltk.translate.IBMModel1`, which does both
     eflomal   `eflomal.Aligner` with model 1, which samples, and both directions
+    eflomal_1 `eflomal.Aligner` with one iteration of each of its models 1 to 3 and one sampler, and both directions
 
 NLTK and eflomal are no dependencies: `--peer_python` names an interpreter that has them, by default this one. A system
 that cannot be imported is left out, with the reason. Figures are medians over rounds; ratios are medians of the ratio
 within a round, of CPU seconds of the process and its children.
 
+The reference of alignment error rates is `eflomal.Aligner` with its default settings, whose alignments of both
+directions have sure links in common; all others are possible. Its runs are not timed. This is a silver standard: it
+favours systems that err as eflomal does.
+
 Keys of `summary.json`: `seconds_X` and `cpu_seconds_X` for each system, `pairs_per_cpu_second_X`,
-`cpu_time_X_to_package`, `same_links_X`, the F1 of the links of X and those of the package (`once` if X is `nltk`), and
-the settings.
+`cpu_time_X_to_package`, `same_links_X`, the F1 of the links of X and those of the package (`once` if X is `nltk`),
+`aer_X`, the alignment error rate, null without eflomal, and the settings.
 """
 
 import json
 import random
 import statistics
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarking import BenchmarkArguments, run_python, write_summary
 
-from hf_attn_dynamics import read_pharaoh
+from hf_attn_dynamics import alignment_error_rate, read_pharaoh
 from hf_attn_dynamics._refusals import refuse_bad_input
 from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.data import load_parallel
@@ -55,13 +63,28 @@ def report(start, links):
         file.writelines(" ".join(f"{i}-{j}" for i, j in line) + "\\n" for line in links)
 """
 OURS = """
-from hf_attn_dynamics import IbmModel1
+from hf_attn_dynamics import IbmModel1, align_both_directions
+from hf_attn_dynamics.analysis import DiagonalPrior
 start = time.perf_counter(), cpu()
-report(start, IbmModel1().fit(pairs, iterations, count_repeats={count_repeats}).align(pairs))
+report(start, {links})
+"""
+EFLOMAL = """
+import eflomal, tempfile
+sides = [[" ".join(side) + "\\n" for side in column] for column in zip(*pairs)]
+forward, reverse = output + ".forward", output + ".reverse"
+start = time.perf_counter(), cpu()
+eflomal.Aligner({settings}).align(
+    sides[0], sides[1], links_filename_fwd=forward, links_filename_rev=reverse, quiet=True
+)
+with open(forward) as file:
+    links = [[tuple(map(int, link.split("-"))) for link in line.split()] for line in file]
+report(start, links)
 """
 SYSTEMS = {
-    "package": OURS.format(count_repeats=True),
-    "once": OURS.format(count_repeats=False),
+    "package": OURS.format(links="IbmModel1().fit(pairs, iterations).align(pairs)"),
+    "once": OURS.format(links="IbmModel1().fit(pairs, iterations, count_repeats=False).align(pairs)"),
+    "diagonal": OURS.format(links="IbmModel1(prior=DiagonalPrior()).fit(pairs, iterations).align(pairs)"),
+    "both": OURS.format(links='align_both_directions(pairs, "grow-diag", iterations, prior=DiagonalPrior())'),
     "nltk": """
 from nltk.translate import AlignedSent, IBMModel1
 corpus = [AlignedSent(target, source) for source, target in pairs]
@@ -69,20 +92,11 @@ start = time.perf_counter(), cpu()
 IBMModel1(corpus, iterations)
 report(start, [[(i, j) for j, i in pair.alignment if i is not None] for pair in corpus])
 """,
-    "eflomal": """
-import eflomal, tempfile
-sides = [[" ".join(side) + "\\n" for side in column] for column in zip(*pairs)]
-forward, reverse = output + ".forward", output + ".reverse"
-start = time.perf_counter(), cpu()
-eflomal.Aligner(model=1).align(
-    sides[0], sides[1], links_filename_fwd=forward, links_filename_rev=reverse, quiet=True
-)
-with open(forward) as file:
-    links = [[tuple(map(int, link.split("-"))) for link in line.split()] for line in file]
-report(start, links)
-""",
+    "eflomal": EFLOMAL.format(settings="model=1"),
+    "eflomal_1": EFLOMAL.format(settings="n_iterations=(1, 1, 1), n_samplers=1"),
 }
-PEERS = ("nltk", "eflomal")
+PEERS = ("nltk", "eflomal", "eflomal_1")
+REFERENCE = EFLOMAL.format(settings="")
 
 
 @dataclass
@@ -134,6 +148,29 @@ def run_system(name: str, args: AlignmentArguments, folder: Path) -> tuple[float
     return wall, cpu
 
 
+def error_rates(names: Iterable[str], args: AlignmentArguments, folder: Path) -> dict[str, float | None]:
+    """Alignment error rates of systems, whose links lie in the folder; `None` without eflomal."""
+    path = folder / "reference"
+    try:
+        run_python(
+            args.peer_python,
+            PREAMBLE + REFERENCE,
+            str(folder / "pairs.json"),
+            "1",
+            str(path),
+            threads=args.cpu_threads,
+        )
+    except (RuntimeError, OSError) as error:
+        print(f"There is no reference: {error}")
+        return dict.fromkeys(names)
+    forward, reverse = (
+        [set(links) for links in read_pharaoh(f"{path}.{direction}")] for direction in ("forward", "reverse")
+    )
+    sure = [one & other for one, other in zip(forward, reverse)]
+    possible = [one | other for one, other in zip(forward, reverse)]
+    return {name: alignment_error_rate(read_pharaoh(folder / name), sure, possible) for name in names}
+
+
 def same_links(one: Path, other: Path) -> float:
     """F1 of two files of links."""
     first, second = (list(map(set, read_pharaoh(path))) for path in (one, other))
@@ -160,6 +197,7 @@ def main(args: AlignmentArguments) -> dict:
                     del seconds[name]
         reference = {name: "once" if name == "nltk" else "package" for name in seconds}
         links = {name: same_links(folder / name, folder / reference[name]) for name in seconds}
+        rates = error_rates(seconds, args, folder)
     results: dict = {}
     rows = []
     for name, turns in seconds.items():
@@ -171,10 +209,11 @@ def main(args: AlignmentArguments) -> dict:
             f"pairs_per_cpu_second_{name}": len(pairs) / cpu,
             f"cpu_time_{name}_to_package": ratio,
             f"same_links_{name}": links[name],
+            f"aer_{name}": rates[name],
         }
         results |= figures
         rows.append([name, *figures.values()])
-    header = ["system", "wall (s)", "CPU (s)", "pairs / CPU s", "CPU time / package", "same links"]
+    header = ["system", "wall (s)", "CPU (s)", "pairs / CPU s", "CPU time / package", "same links", "AER"]
     print(format_table(header, rows))
     return write_summary(args, {**results, "pairs": len(pairs)})
 
