@@ -388,7 +388,13 @@ ODD_ARRAYS = [
     np.ones((1, 2)), np.full((2, 1), np.nan), np.full((2, 1), 1e300), np.ones((2, 1), complex), np.full((2, 1), True),
     np.array([["1"], ["x"]]), np.zeros((2, 1), "M8[s]"), np.zeros((2, 1), [("the", "f4")]), np.zeros(2),
 ]  # fmt: skip
-ALIGNED_WORDS = {"source_words": [None, "ein"], "target_words": ["a"], "skipped_pairs": 0}
+ALIGNED_WORDS = {
+    "source_words": [None, "ein"],
+    "target_words": ["a"],
+    "skipped_pairs": 0,
+    "prior": {"tension": 4.0, "null_probability": 0.08, "fit_tension": True},
+    "tension": 5.0,
+}
 ALIGNED_COUNTS = {"counts": [1.0, 2.0], "columns": [0, 0], "rows": [0, 1, 2], "log_likelihoods": [-1.0]}
 SWEEP = Sweep(recipe="a.py", figures={"loss": "loss"}, seeds=[1])
 

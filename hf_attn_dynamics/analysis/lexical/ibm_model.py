@@ -248,8 +248,9 @@ class IbmModel1:
             with safe_open(path, "numpy") as file:
                 values = json.loads(file.metadata()["ibm_model_1"])
                 tensors = {name: file.get_tensor(name) for name in ("counts", "columns", "rows", "log_likelihoods")}
-            prior = values.get("prior")
-            model = cls(values["source_words"][0] is None, DiagonalPrior(**prior) if prior else None)
+            null_word = values["source_words"][0] is None
+            prior = values.get("prior")  # which earlier files do not have
+            model = cls(null_word, DiagonalPrior(**prior) if prior else None)
             if prior:
                 model.tension = DiagonalPrior(values["tension"]).tension  # which is checked
             model.source_words, model.target_words = values["source_words"], values["target_words"]
