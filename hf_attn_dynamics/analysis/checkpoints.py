@@ -16,7 +16,7 @@ from transformers.utils import logging
 from .head_scores import HeadScores
 from .head_timeline import HeadTimeline
 from .observers.base import Observer, check_observers
-from .observers.measured_scores import measured_scores
+from .observers.measured_scores import measured_scores, probe_batches
 
 
 logger = logging.get_logger(__name__)
@@ -25,7 +25,7 @@ logger = logging.get_logger(__name__)
 def checkpoint_timeline(
     model: str | Path,
     observers: Iterable[Observer],
-    probe_data: Iterable[Mapping[str, Any]],
+    probe_data: Mapping[str, Any] | Iterable[Mapping[str, Any]],
     revisions: Iterable[str] | Mapping[str, int] | None = None,
     *,
     auto_class: str | type = "AutoModel",
@@ -44,7 +44,7 @@ def checkpoint_timeline(
         model (`str` or `Path`): Folder with `checkpoint-N` folders, or the name of a repository whose `revisions` are
             given.
         observers (iterable of [`Observer`]): See [`HeadDynamicsCallback`].
-        probe_data (iterable of `dict`): Batches of tensors for the model.
+        probe_data (`dict` or iterable of `dict`): Batches of tensors for the model, or a single one.
         revisions (iterable of `str`, or `dict[str, int]`, *optional*): Revisions, whose number after `step` is their
             step (`stage1-step1000-tokens5B`), or else their first number; or the step of each revision.
         auto_class (`str` or class): Class that loads the checkpoints, such as `AutoModelForCausalLM`.
@@ -74,13 +74,8 @@ def checkpoint_timeline(
         >>> list(checkpoint_timeline(folder, [HeadEntropy()], probe, progress=False).of("entropy"))
         [10, 20]
     """
-    observers, batches = tuple(observers), [probe_data] if isinstance(probe_data, Mapping) else list(probe_data)
+    observers, batches = tuple(observers), probe_batches(probe_data)
     check_observers(observers, "checkpoint_timeline(folder, [HeadConfidence()], probe_data)")
-    if not batches:
-        raise ValueError("probe_data is empty: pass at least one batch.")
-    for number, batch in enumerate(batches):
-        if not isinstance(batch, Mapping):
-            raise ValueError(f"batch {number} of probe_data must be arguments by name, got {type(batch).__name__}.")
     steps = _steps_of(Path(model) if revisions is None else None, revisions)
     loader = getattr(transformers, auto_class) if isinstance(auto_class, str) else auto_class
     timeline = HeadTimeline.load(path) if path is not None and Path(path).is_file() else HeadTimeline()

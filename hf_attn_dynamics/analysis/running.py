@@ -10,6 +10,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..models.adapters import without_adapters
 from ..models.ignored_labels import is_labelled
 from ..models.token_mask import non_padding
 
@@ -20,14 +21,12 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: if the wrapper prepends trained vectors to the text (prompt learning).
     """
-    if not hasattr(model, "get_base_model"):
-        return model
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise ValueError(
             f"{type(model).__name__} prepends trained vectors to the text, which the model inside does not contain; "
             "pass model.get_base_model() to analyse it without them."
         )
-    return model.get_base_model()
+    return without_adapters(model)
 
 
 def named_arguments(module: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:

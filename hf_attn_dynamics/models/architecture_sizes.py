@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
+from .adapters import without_adapters
 from .number_checks import is_integer
 
 
@@ -36,8 +37,7 @@ def architecture_sizes(model: nn.Module) -> dict[str, Any]:
         >>> sizes["class"], sizes["hidden_size"], sizes["intermediate_size"]
         ('BertModel', 16, 3072)
     """
-    if hasattr(model, "get_base_model"):
-        model = model.get_base_model()
+    model = without_adapters(model)
     return {"class": type(model).__name__.removeprefix("Headwise"), **_sizes(model.config)}
 
 

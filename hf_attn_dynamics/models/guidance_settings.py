@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -303,6 +303,20 @@ def check_guided_names(argument: str, given: Iterable[str], names: Collection[st
     for name in given:
         if name not in names:
             raise ValueError(f"{argument} names {name!r}, but heads are guided to {', '.join(names)}.")
+
+
+def check_each_weighted(weights: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises ValueError if a guidance loss has no weight.
+
+    Args:
+        weights (`dict`): α by the names of patterns and targets.
+        names (iterable of `str`): Names whose losses are added.
+    """
+    if missing := [name for name in names if name not in weights]:
+        raise ValueError(
+            f"guidance_weight needs a weight for each name: it has those of {list(weights)}, and lacks "
+            f"{', '.join(map(repr, missing))}; a weight of 0 leaves a loss out."
+        )
 
 
 def check_columns(guidance: dict[str, GuidanceSettings]) -> None:

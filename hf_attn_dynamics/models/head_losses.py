@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from .compat import shift_tokens_right
+from .guidance_settings import check_each_weighted
 from .ignored_labels import IGNORED
 from .loss_terms import HEAD_LOSSES, SHIFTED_LABELS, LossTerm
 from .precision import at_least_single
@@ -255,11 +256,8 @@ def add_head_losses(
     """
     for weight, name in ((guidance_weight, "guidance_loss"), (gate_penalty_weight, "gate_penalty")):
         if isinstance(weight, Mapping):
+            check_each_weighted(weight, outputs["guidance_losses"])
             for of, part in outputs["guidance_losses"].items():
-                if of not in weight:
-                    raise ValueError(
-                        f"guidance_weight needs a weight for each name: {of!r} is missing from {', '.join(weight)}."
-                    )
                 loss = loss + weight[of] * part
         elif weight is not None:
             loss = loss + weight * outputs[name]

@@ -12,7 +12,7 @@ from .attention_distillation import AttentionInputs, taught_loss
 from .compat import call_after_backward
 from .cost_table import CostTable
 from .guidance_loss import guide_heads, guided_hits
-from .guidance_settings import check_guidance_kernel, check_guided_names
+from .guidance_settings import check_each_weighted, check_guidance_kernel, check_guided_names
 from .guidance_targets import GuidanceTargets, LayerTargets
 from .head_sites import HeadSite
 from .teacher_settings import TEACHER
@@ -64,11 +64,7 @@ class HeadRequest:
                 raise ValueError(f"{weight} needs a task loss: {needed}, or pass output_{output}=True instead.")
         if isinstance(self.guidance_weight, Mapping) and model.head_settings.guidance:
             check_guided_names("guidance_weight", self.guidance_weight, model.head_settings.guided_names)
-            if lacking := [name for name in model.head_settings.names_with_loss if name not in self.guidance_weight]:
-                raise ValueError(
-                    f"guidance_weight needs a weight for each name: {lacking[0]!r} is missing from "
-                    f"{', '.join(self.guidance_weight)}."
-                )
+            check_each_weighted(self.guidance_weight, model.head_settings.names_with_loss)
         if self.guidance_kernel is not None:
             check_guidance_kernel(self.guidance_kernel)
             if not self.guided:

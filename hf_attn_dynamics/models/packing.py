@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .adapters import without_adapters
 from .compat import flash_attention_forward, kernel_name
 from .pruned_attention import given_cache
 from .token_mask import num_sentences
@@ -164,7 +165,7 @@ def packing_of(model: PreTrainedModel, batch: Mapping[str, Any]) -> Packing | No
             Transformers ignores that, since the model fills a cache or flash attention gets several rows, or it is
             not known whether the model makes its mask from them.
     """
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    model = without_adapters(model)
     inputs = next((batch[name] for name in ("input_ids", "inputs_embeds") if batch.get(name) is not None), None)
     if inputs is None or getattr(model.config, "is_encoder_decoder", False):
         return None
@@ -247,14 +248,15 @@ def _sentences_of_flash_attention(
 ) -> Packing | None:
     if mask is not None and not bool((mask != 0).all()):
         return None
-    packing = Packing.of_lowest_positions(positions, rows) or Packing.of_positions(positions, rows)
-    if packing is not None and (rows[0] > 1 or not masks_by_position(type(model))):
+    by_lowest = Packing.of_lowest_positions(positions, rows)
+    begin_anew = by_lowest is not None or Packing.of_positions(positions, rows) is not None
+    if begin_anew and (rows[0] > 1 or not masks_by_position(type(model))):
         why = "it reads them in batches of one row only" if rows[0] > 1 else "not all models pass them on to it"
         raise ValueError(
             f"position_ids begin anew within a row of flash attention, but {why}: pass {BOUNDARIES}, or padded "
             "sentences with an attention mask."
         )
-    return packing and Packing.of_lowest_positions(positions, rows)
+    return by_lowest
 
 
 @cache

@@ -40,8 +40,8 @@ from .._tables import format_table
 from ..cli import main as run_of_package
 from . import JOBS
 from .arguments.parsing import read_yaml
+from .ledger import number_at
 from .new_process import process_context
-from .reproduction import number_at
 from .run import SUMMARY, check_output_dir, read_summaries, write_yaml
 
 

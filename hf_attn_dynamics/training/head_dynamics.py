@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..analysis.head_scores import HeadScores, tabulate
 from ..analysis.head_timeline import HeadTimeline
 from ..analysis.observers.base import Observer, tell_tokenizer
-from ..analysis.observers.measured_scores import measured_scores
+from ..analysis.observers.measured_scores import measured_scores, probe_batches
 from ..models.head_roles import locate_heads
 from .head_loss import INITIAL_WEIGHT_KEY
 from .random_state import random_state_kept
@@ -43,8 +43,8 @@ class HeadDynamicsCallback(LastStepCallback):
     Args:
         observers (`list[Observer]`): Observers, see [`observe`]. Their results must be [`HeadScores`], or have a
             method `head_scores()` that returns several by name.
-        probe_data (iterable of `dict`): Batches of tensors for the model, kept on the CPU. A measurement takes about
-            two forward passes over them.
+        probe_data (`dict` or iterable of `dict`): Batches of tensors for the model, or a single one, kept on the CPU.
+            A measurement takes about two forward passes over them.
         every (`int`): Optimizer steps between two measurements.
         folder (`str` or `Path`, *optional*): Folder of `head_dynamics.csv`, which is rewritten after each measurement;
             defaults to `args.output_dir`.
@@ -86,14 +86,12 @@ class HeadDynamicsCallback(LastStepCallback):
         if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a number of steps, at least 1, got {every!r}.")
         self.observers = list(observers)
-        self.probe_data = [_checked_batch(number, batch) for number, batch in enumerate(probe_data)]
+        self.probe_data = probe_batches(probe_data)
         self.every = every
         self.folder = folder
         self.log = log
         self.tokenizer = tokenizer
         tell_tokenizer([], tokenizer)  # raises ValueError for other objects
-        if not self.probe_data:
-            raise ValueError("probe_data is empty: pass at least one batch.")
         _check_observers(self.observers)
         self._forget()
 
@@ -169,19 +167,6 @@ def gate_scores(model: PreTrainedModel) -> dict[str, HeadScores]:
     settled = {site: gate.settled() for site, gate in gates.items()}
     layers = locate_heads(model)
     return {GATE_OPEN: tabulate(layers, open_probability), GATE: tabulate(layers, settled)}
-
-
-def _checked_batch(number: int, batch: Mapping[str, Any]) -> dict[str, Any]:
-    from accelerate.utils import send_to_device
-
-    if not isinstance(batch, Mapping) or not any(torch.is_tensor(value) for value in batch.values()):
-        held = {type(value).__name__ for value in batch.values()} if isinstance(batch, Mapping) else ()
-        kinds = f" of {', '.join(sorted(held))}" if held else ""
-        raise ValueError(
-            f"batch {number} of probe_data must be a dictionary of tensors, got {type(batch).__name__}{kinds}; "
-            "a DataLoader converts the rows of a dataset to tensors."
-        )
-    return send_to_device(dict(batch), "cpu")
 
 
 def _check_observers(observers: list[Observer]) -> None:

@@ -130,7 +130,7 @@ def test_one_batch_is_enough_and_other_data_are_refused_first(revisions):
     alone = checkpoint_timeline("lab/model", [HeadEntropy()], BATCHES[0], **settings)
     assert alone.measurements.keys() == {5}
     revisions.loaded.clear()
-    with pytest.raises(ValueError, match="batch 0 of probe_data must be arguments by name, got str"):
+    with pytest.raises(ValueError, match="batch 0 of probe_data must be a dictionary of tensors, got str"):
         checkpoint_timeline("lab/model", [HeadEntropy()], ["a text"], **settings)
     assert not revisions.loaded
 

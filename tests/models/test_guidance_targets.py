@@ -583,7 +583,7 @@ def test_equal_weights_by_name_have_the_gradients_of_one_weight(dtype):
     [
         ({**WEIGHTS, "syntax": 1.0}, "guidance_weight names 'syntax', but heads are guided to source, prev, target"),
         ({"prev": 1.0, "source": 1.0, "target": 2.0, "why": 1.0}, "'aligned' is missing from prev, source, target"),
-        ({}, r"guidance_weight needs a weight for each name: '\w+' is missing"),
+        ({}, r"guidance_weight needs a weight for each name: it has those of \[\], and lacks '\w+'"),
     ],
 )
 def test_weights_of_other_names_are_refused(weights, message):

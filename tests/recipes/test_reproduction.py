@@ -14,6 +14,7 @@ import yaml
 from hf_attn_dynamics.recipes import reproduction
 from hf_attn_dynamics.recipes import run as runs
 from hf_attn_dynamics.recipes.arguments.reproduction import ReproductionArguments
+from hf_attn_dynamics.recipes.ledger import Ledger, check_ledger, checked_summaries, read_ledger, summaries_below
 from hf_attn_dynamics.recipes.sweeps import Sweep
 
 
@@ -21,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 
 DOCS = ROOT / "docs"
-LEDGER = reproduction.read_ledger(DOCS / "reproduction.yaml")
-SUMMARIES = reproduction.summaries_below(DOCS / "results")
+LEDGER = read_ledger(DOCS / "reproduction.yaml")
+SUMMARIES = summaries_below(DOCS / "results")
 ITEM = {
     "what": "Table 1: loss",
     "theirs": "3 → 2",
@@ -64,19 +65,24 @@ def ledger_of(folder, *items, experiments=None, not_claims=None):
     return path
 
 
+def page(ledger, results, render=reproduction.render):
+    ledger = read_ledger(ledger)
+    return render(ledger, checked_summaries(ledger, results))
+
+
 def lines_of(ledger, results):
     """Cells of the lines in the table of a ledger."""
-    text = reproduction.render(reproduction.read_ledger(ledger), results)
+    text = page(ledger, results)
     return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
 
 
 def test_the_ledger_in_the_documentation_is_that_of_the_summaries():
-    text = reproduction.render(LEDGER, DOCS / "results")
+    text = reproduction.render(LEDGER, checked_summaries(LEDGER, DOCS / "results"))
     assert (DOCS / "REPRODUCTION.md").read_text(encoding="utf-8") == text
 
 
 def test_the_page_of_failures_is_that_of_the_summaries_and_has_all_of_them():
-    text = reproduction.render_failures(LEDGER, DOCS / "results")
+    text = reproduction.render_failures(LEDGER, SUMMARIES)
     assert (DOCS / "what_did_not_replicate.md").read_text(encoding="utf-8") == text
     counts = re.search(r"(\d+) not, (\d+) not run", (DOCS / "REPRODUCTION.md").read_text(encoding="utf-8"))
     assert (text.count("\n### "), text.partition("## Not run")[2].count("\n- ")) == tuple(map(int, counts.groups()))
@@ -85,8 +91,7 @@ def test_the_page_of_failures_is_that_of_the_summaries_and_has_all_of_them():
 def test_a_failure_stands_with_all_its_settings_and_its_reason(results, tmp_path):
     failed = {**ITEM, "order": ["guided > plain"], "why": "It is too small."}
     other = {"what": "Table 2", "theirs": "7", "why": "There are no data."}
-    ledger = reproduction.read_ledger(ledger_of(tmp_path, failed, other))
-    text = reproduction.render_failures(ledger, results)
+    text = page(ledger_of(tmp_path, failed, other), results, reproduction.render_failures)
     start = "### Table 1: loss\n\n- in the paper: 3 → 2\n- here: "
     assert f"{start}4.0 → 2.0 (small)\n\nIt is too small." in text
     settings = [
@@ -95,18 +100,18 @@ def test_a_failure_stands_with_all_its_settings_and_its_reason(results, tmp_path
     ]
     several = {key: value for key, value in failed.items() if key not in ("scale", "summaries")}
     found = ledger_of(tmp_path, {**several, "settings": settings}, other)
-    text = reproduction.render_failures(reproduction.read_ledger(found), results)
+    text = page(found, results, reproduction.render_failures)
     assert f"{start}3.0 → 1.0 (seed 1)\n- here: 5.0 → 3.0 (seed 2): left out: other data\n\nIt" in text
     del settings[1]["left_out"]
     found = ledger_of(tmp_path, {**several, "settings": settings}, other)
-    text = reproduction.render_failures(reproduction.read_ledger(found), results)
+    text = page(found, results, reproduction.render_failures)
     assert f"{start}3.0 → 1.0 (seed 1): not\n- here: 5.0 → 3.0 (seed 2): not\n\nIt" in text
     assert "- Table 2 (A paper). There are no data." in text
     assert "These 1 of 2 tables" in text
     del failed["why"]
-    ledger = reproduction.read_ledger(ledger_of(tmp_path, failed, other))
+    ledger = ledger_of(tmp_path, failed, other)
     with pytest.raises(ValueError, match="'Table 1: loss' does not come out; say `why`"):
-        reproduction.render_failures(ledger, results)
+        page(ledger, results, reproduction.render_failures)
 
 
 def test_tests_of_the_ledger_are_there():
@@ -141,7 +146,7 @@ def test_a_file_that_is_not_a_ledger_is_refused(text, tmp_path):
     with pytest.raises(
         ValueError, match="must have the parts experiments, not_claims, papers|must be a list of papers"
     ):
-        reproduction.read_ledger(path)
+        read_ledger(path)
 
 
 def test_values_are_means_over_summaries_and_verdicts_follow_from_them(results, tmp_path):
@@ -333,7 +338,7 @@ def test_no_summary_is_left_out_in_silence(experiments, not_claims, message, thr
 def test_summaries_that_are_not_about_a_claim_are_listed(three_settings, tmp_path):
     experiments, not_claims = {"run": ["run/a", "run/b"]}, {"run/c": "time"}
     ledger = ledger_of(tmp_path, {**SETTINGS, "settings": [A, B]}, experiments=experiments, not_claims=not_claims)
-    assert "- `run/c`: time" in reproduction.render(reproduction.read_ledger(ledger), three_settings)
+    assert "- `run/c`: time" in page(ledger, three_settings)
 
 
 def test_the_summary_of_a_sweep_stands_for_as_many_runs_as_it_counts(three_settings, tmp_path):
@@ -387,7 +392,7 @@ def changed(what, change):
     papers = json.loads(json.dumps(LEDGER.papers))  # not copy.deepcopy: items share settings
     [item] = (item for paper in papers for item in paper["items"] if item["what"] == what)
     change(item)
-    return reproduction.Ledger(papers, LEDGER.experiments, LEDGER.not_claims)
+    return Ledger(papers, LEDGER.experiments, LEDGER.not_claims)
 
 
 def lonely_settings():
@@ -402,7 +407,7 @@ def lonely_settings():
 def test_no_setting_can_be_taken_out_of_the_ledger(what, number):
     ledger = changed(what, lambda item: item["settings"].pop(number))
     with pytest.raises(ValueError, match=f"{re.escape(what)}': it leaves out "):
-        reproduction.check_ledger(ledger, SUMMARIES)
+        check_ledger(ledger, SUMMARIES)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +424,7 @@ def test_no_model_or_row_can_be_taken_out_of_an_item(start, value):
     [what] = (item["what"] for item in LEDGER.items if item["what"].startswith(start))
     ledger = changed(what, lambda item: item["values"].pop(value))
     with pytest.raises(ValueError, match="and no item shows"):
-        reproduction.check_ledger(ledger, SUMMARIES)
+        check_ledger(ledger, SUMMARIES)
 
 
 def test_the_readme_counts_what_the_ledger_counts():

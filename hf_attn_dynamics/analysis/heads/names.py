@@ -15,7 +15,7 @@ from ...models.head_roles import locate_heads
 from ...models.number_checks import is_finite
 from ..head_scores import BestHead, Head, HeadScores
 from ..notebook import html_table
-from ..observers.base import AttentionCall, ObservedBatch, Observer
+from ..observers.base import AttentionCall, Observer
 from ..observers.excluded_tokens import SpecialTokens
 from ..observers.observation import observe
 from ..observers.roles import RoleScores
@@ -312,16 +312,10 @@ class _Delimiters(TargetWeights):
 
     def __init__(self, name: str):
         super().__init__(name)
-        self._special = SpecialTokens(None, type(self).__name__)
-
-    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._special.use_tokenizer(tokenizer)
-
-    def begin(self, batch: ObservedBatch) -> None:
-        self._special.check()
+        self.special = SpecialTokens(None, type(self).__name__)
 
     def targets(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
-        targets = self._special.among(call.key_ids)[:, None].expand_as(call.visible_keys)
+        targets = self.special.among(call.key_ids)[:, None].expand_as(call.visible_keys)
         return targets, torch.ones_like(call.real_queries)
 
 

@@ -18,7 +18,7 @@ from ..running import given_token_mask, is_seq2seq
 
 
 if TYPE_CHECKING:
-    from .excluded_tokens import ExcludedTokens
+    from .excluded_tokens import ExcludedTokens, SpecialTokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,22 +308,22 @@ class Observer:
     """Base class of observers: statistics that are accumulated from attention weights while a model runs.
 
     A subclass sets `name`, the name of its result, accumulates statistics in `update`, and returns them from
-    `compute`. Statistics should stay on their device until then. A subclass whose statistics leave out some tokens
-    sets `excluded`, an [`ExcludedTokens`].
+    `compute`. Statistics should stay on their device until then. A subclass whose statistics treat some tokens
+    differently sets `special`, [`ExcludedTokens`] or [`SpecialTokens`].
     """
 
     name: str = ""
-    excluded: "ExcludedTokens | None" = None
+    special: "ExcludedTokens | SpecialTokens | None" = None
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Called before the first batch with the model's tokenizer, for special tokens that the user did not name."""
-        if self.excluded is not None:
-            self.excluded.use_tokenizer(tokenizer)
+        if self.special is not None:
+            self.special.use_tokenizer(tokenizer)
 
     def begin(self, batch: ObservedBatch) -> None:
         """Called once before each forward pass."""
-        if self.excluded is not None:
-            self.excluded.begin(batch)
+        if self.special is not None:
+            self.special.begin(batch)
 
     def update(self, call: AttentionCall) -> None:
         """Called layer by layer with blocks of the attention weights, each block once."""

@@ -40,11 +40,11 @@ class HeadConfidence(Observer):
 
     def __init__(self, excluded_ids: Iterable[int] | None = None, *, name: str = "confidence"):
         self.name = name
-        self.excluded = ExcludedTokens(excluded_ids, type(self).__name__)
+        self.special = ExcludedTokens(excluded_ids, type(self).__name__)
         self.means = HeadMeans(type(self).__name__)
 
     def update(self, call: AttentionCall) -> None:
-        weights, _ = call.largest(self.excluded.ids)
+        weights, _ = call.largest(self.special.ids)
         self.means.add(call, weights)
 
     def compute(self) -> HeadScores:

@@ -3,10 +3,8 @@
 
 from collections.abc import Iterable
 
-from transformers import PreTrainedTokenizerBase
-
 from ..head_scores import HeadScores
-from .base import AttentionCall, HeadMeans, ObservedBatch, Observer
+from .base import AttentionCall, HeadMeans, Observer
 from .excluded_tokens import SpecialTokens
 
 
@@ -45,19 +43,13 @@ class DelimiterAttention(Observer):
 
     def __init__(self, delimiter_ids: Iterable[int] | None = None, *, name: str = "delimiter_attention"):
         self.name = name
-        self._delimiters = SpecialTokens(delimiter_ids, type(self).__name__, "delimiter_ids", "delimiters")
+        self.special = SpecialTokens(delimiter_ids, type(self).__name__, "delimiter_ids", "delimiters")
         self.means = HeadMeans(type(self).__name__)
 
-    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._delimiters.use_tokenizer(tokenizer)
-
-    def begin(self, batch: ObservedBatch) -> None:
-        self._delimiters.check()
-
     def update(self, call: AttentionCall) -> None:
-        delimiters = call.real_keys & self._delimiters.among(call.key_ids)
+        delimiters = call.real_keys & self.special.among(call.key_ids)
         on_delimiters = (call.weights * delimiters[:, None, None]).sum(-1)
-        self.means.add(call, on_delimiters, call.real_queries & ~self._delimiters.among(call.query_ids))
+        self.means.add(call, on_delimiters, call.real_queries & ~self.special.among(call.query_ids))
 
     def compute(self) -> HeadScores:
         return self.means.compute()

@@ -68,7 +68,7 @@ class SpecialTokens:
         if not self._are_given:
             self._ids = torch.tensor(checked_token_ids(tokenizer.all_special_ids, "all_special_ids"))
 
-    def check(self) -> None:
+    def begin(self, batch: ObservedBatch) -> None:
         """Raises ValueError if neither the user nor a tokenizer named them."""
         if self._ids is None:
             raise ValueError(

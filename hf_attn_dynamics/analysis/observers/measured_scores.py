@@ -14,6 +14,31 @@ from .base import Observer
 from .observation import observe
 
 
+def probe_batches(probe_data: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checked batches of probe data, on the CPU.
+
+    Args:
+        probe_data (`dict` or iterable of `dict`): One batch, or several: arguments of forward passes.
+
+    Raises:
+        ValueError: if there is none, or one is no dictionary with tensors.
+    """
+    from accelerate.utils import send_to_device
+
+    batches = [probe_data] if isinstance(probe_data, Mapping) else list(probe_data)
+    if not batches:
+        raise ValueError("probe_data is empty: pass at least one batch.")
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, Mapping) or not any(torch.is_tensor(value) for value in batch.values()):
+            held = {type(value).__name__ for value in batch.values()} if isinstance(batch, Mapping) else ()
+            kinds = f" of {', '.join(sorted(held))}" if held else ""
+            raise ValueError(
+                f"batch {number} of probe_data must be a dictionary of tensors, got {type(batch).__name__}{kinds}; "
+                "a DataLoader converts the rows of a dataset to tensors."
+            )
+    return [send_to_device(dict(batch), "cpu") for batch in batches]
+
+
 @torch.no_grad()
 def measured_scores(
     model: PreTrainedModel,

@@ -174,7 +174,7 @@ class RelativePositions(Observer):
             raise ValueError(f"limit must be an integer of at least 1, got {limit!r}.")
         self.name = name
         self.limit = limit
-        self.excluded = ExcludedTokens(excluded_ids, type(self).__name__)
+        self.special = ExcludedTokens(excluded_ids, type(self).__name__)
         self.attention, self.largest = HeadMeans(type(self).__name__), HeadMeans(type(self).__name__)
 
     def update(self, call: AttentionCall) -> None:
@@ -200,7 +200,7 @@ class RelativePositions(Observer):
         self.attention.add_sums(call, F.pad(sums, beyond), F.pad(exists.sum((0, 1)), beyond))
 
     def _add_largest(self, call: AttentionCall) -> None:
-        weights, index = call.largest(self.excluded.ids)
+        weights, index = call.largest(self.special.ids)
         heads = weights.shape[1]
         counted = call.real_queries[:, None] & (weights > 0)
         offset = call.key_positions[:, None].expand(-1, heads, -1).gather(2, index) - call.query_positions[:, None]

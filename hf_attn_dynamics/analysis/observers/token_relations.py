@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from ...models.number_checks import is_integer
 from ..head_scores import HeadScores
 from ..results import Result
-from .base import AttentionCall, HeadMeans, ObservedBatch, Observer, neighbour_ids
+from .base import AttentionCall, HeadMeans, Observer, neighbour_ids
 from .excluded_tokens import SpecialTokens
 
 
@@ -129,13 +128,7 @@ class InductionScore(TargetWeights):
 
     def __init__(self, excluded_ids: Iterable[int] | None = None, *, name: str = "induction"):
         super().__init__(name)
-        self._special = SpecialTokens(excluded_ids, type(self).__name__)
-
-    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._special.use_tokenizer(tokenizer)
-
-    def begin(self, batch: ObservedBatch) -> None:
-        self._special.check()
+        self.special = SpecialTokens(excluded_ids, type(self).__name__)
 
     def targets(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
         _ = call.key_ids  # raises an error if ids are unknown
@@ -144,7 +137,7 @@ class InductionScore(TargetWeights):
         # The token after the query itself comes after no other occurrence.
         distance = call.key_positions[:, None] - call.query_positions[..., None]
         targets = follows & (distance != 1) & call.visible_keys
-        return targets, targets.any(-1) & ~self._special.among(call.query_ids)
+        return targets, targets.any(-1) & ~self.special.among(call.query_ids)
 
 
 class PreviousToken(TargetWeights):

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from ...models.number_checks import is_integer
-from .base import AttentionCall, HeadMeans, ObservedBatch, Observer, neighbour_ids
+from .base import AttentionCall, HeadMeans, Observer, neighbour_ids
 from .excluded_tokens import SpecialTokens
 from .roles import RoleScores
 from .token_relations import most_queries
@@ -28,14 +27,8 @@ class _TokenRoles(Observer):
     def __init__(self, roles: Sequence[str], excluded_ids: Iterable[int] | None, name: str):
         self.name = name
         self.roles = tuple(roles)
-        self._special = SpecialTokens(excluded_ids, type(self).__name__)
+        self.special = SpecialTokens(excluded_ids, type(self).__name__)
         self._hits, self._chance = ({role: HeadMeans(type(self).__name__) for role in roles} for _ in range(2))
-
-    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._special.use_tokenizer(tokenizer)
-
-    def begin(self, batch: ObservedBatch) -> None:
-        self._special.check()
 
     def targets(self, call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor) -> tuple:
         """Masks of competing keys, targets and cases.
@@ -54,8 +47,8 @@ class _TokenRoles(Observer):
     def update(self, call: AttentionCall) -> None:
         competing, right, counted = self.targets(
             call,
-            call.real_queries & ~self._special.among(call.query_ids),
-            call.real_keys & ~self._special.among(call.key_ids),
+            call.real_queries & ~self.special.among(call.query_ids),
+            call.real_keys & ~self.special.among(call.key_ids),
         )
         largest = call.weights.masked_fill(~competing[:, None], -1).argmax(-1, keepdim=True)
         for role, targets in right.items():
