@@ -32,6 +32,7 @@ from hf_attn_dynamics import (
     global_contribution,
     layer_contribution,
     plot_faithfulness,
+    token_decomposition,
     token_relevance,
     value_weighted_attention,
 )
@@ -87,6 +88,12 @@ def gradients(model: PreTrainedModel, batch: Batch, points: int) -> torch.Tensor
     return (total * embedded).sum(-1)
 
 
+def decompx(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Shares of the logit of the predicted class, `(batch, tokens)`."""
+    shares = token_decomposition(model, batch).logits
+    return shares[torch.arange(len(shares)), shares.sum(-1).argmax(-1)]
+
+
 METHODS: dict[str, Callable[[PreTrainedModel, Batch], torch.Tensor]] = {
     "random": lambda model, batch: torch.rand(batch["input_ids"].shape),
     "attention": attention,
@@ -95,6 +102,7 @@ METHODS: dict[str, Callable[[PreTrainedModel, Batch], torch.Tensor]] = {
     "hidden_token_attribution": hidden_token_attribution,
     "alti": lambda model, batch: of_first_token(layer_contribution(model, batch)[-1]),
     "globenc": lambda model, batch: of_first_token(layer_contribution(model, batch, "globenc")[-1]),
+    "decompx": decompx,
     "gradient_times_input": lambda model, batch: gradients(model, batch, 1),
     "integrated_gradients": lambda model, batch: gradients(model, batch, POINTS),
     "lrp_ratio": lambda model, batch: token_relevance(model, batch, "ratio")["encoder"][:, 0],

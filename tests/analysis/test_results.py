@@ -47,6 +47,7 @@ def results():
             {"encoder": [(0, 0)]}, {"encoder": [(0, 1), (1, 0)]}, {"encoder": table}, {"encoder": [(0, 1)]}
         ),
         had.Faithfulness(vector, vector, vector, 3),
+        had.TokenDecomposition(offsets[None], offsets, table),
         AttributionFindings(
             "encoder",
             {"local": had.MapCorrelation(SCORES, SCORES, SCORES, SCORES)},

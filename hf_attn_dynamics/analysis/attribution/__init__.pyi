@@ -4,6 +4,8 @@
 from typing import Any
 
 from .across_layers import global_contribution as global_contribution
+from .decomposition import TokenDecomposition as TokenDecomposition
+from .decomposition import token_decomposition as token_decomposition
 from .integrated_gradients import IntegratedGradientsAgreement as IntegratedGradientsAgreement
 from .integrated_gradients import integrated_gradients_agreement as integrated_gradients_agreement
 from .layers import layer_contribution as layer_contribution

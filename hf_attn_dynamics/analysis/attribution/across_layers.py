@@ -41,6 +41,7 @@ _POST_NORM_LAYERS = (
     "RobertaLayer",
     "XLMRobertaLayer",
 )
+POST_NORM_NAMES = "BERT, CamemBERT, data2vec, ELECTRA, RoBERTa and XLM-R"
 
 
 @overload

@@ -141,11 +141,10 @@ class _Summands:
         dtype = torch.promote_types(residual.dtype, torch.float32)
         own = residual[sentence, tokens].to(dtype)
         self.vectors = torch.diag_embed(own.T).permute(1, 2, 0)
-        bias = own.new_zeros(own.shape[-1])
+        # Granite scales what it adds to the residual stream.
+        scale = getattr(block, "residual_multiplier", 1.0)
+        weight, bias = (scale * one.to(own) for one in gated_output(call, dtype))
         if call.weights is not None:
-            # Granite scales what it adds to the residual stream.
-            scale = getattr(block, "residual_multiplier", 1.0)
-            weight, bias = (scale * one.to(own) for one in gated_output(call, dtype))
             values = call.value[sentence][:, tokens].to(own)
             projected = values @ weight.T.unflatten(0, (len(values), -1))  # (heads, key, size)
             weights = call.weights[sentence][:, tokens[:, None], tokens].to(own)

@@ -8,6 +8,7 @@ from tiny_models import UNEVEN, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import layer_contribution, prune_heads
 from hf_attn_dynamics.analysis.attribution.layers import _Summands
+from hf_attn_dynamics.models.head_roles import locate_heads
 
 
 SENTENCES = [[5, 9, 7, 12], [8, 6], [4, 6, 11]]
@@ -140,6 +141,17 @@ def test_removed_heads_and_closed_gates_contribute_nothing():
     # A layer without heads leaves each token to itself.
     alone = layer_contribution(model, batch, aggregate=False)[1, 0]
     torch.testing.assert_close(alone, torch.eye(4).double())
+
+
+def test_the_bias_of_a_layer_without_heads_counts():
+    model = vivid(build_stock("gpt2").transformer).double().eval()
+    prune_heads(model, {0: range(locate_heads(model)[0].num_heads)})
+    batch = {"input_ids": torch.tensor([[5]])}
+    with torch.no_grad():
+        [states] = model(**batch, output_hidden_states=True).hidden_states[0][0]
+    for factor, closer in ((-0.4, 1.0), (-2.0, 0.0)):
+        model.h[0].attn.c_proj.bias.data = factor * states
+        assert layer_contribution(model, batch, aggregate=False)[0, 0].tolist() == [[closer]]
 
 
 @pytest.mark.parametrize(
