@@ -15,8 +15,6 @@ from transformers import (
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
-    Qwen3Config,
-    Qwen3Model,
 )
 
 from hf_attn_dynamics import (
@@ -252,11 +250,15 @@ def test_it_prints_what_there_is_and_not_all_numbers(plain):
 
 
 def test_contributions_that_a_model_does_not_support_are_named_and_left_out(tokenizer):
-    # Its queries and keys are normalized.
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    model = vivid(Qwen3Model(Qwen3Config(vocab_size=len(tokenizer), intermediate_size=24, head_dim=4, **sizes)))
+    class Shifted(torch.nn.Linear):
+        def forward(self, states):
+            return super().forward(states + states.roll(1, 1))
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    model = vivid(BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)))
+    model.encoder.layer[0].attention.self.key = Shifted(16, 16)
     reading = read_heads(model, TEXTS[:4], tokenizer, contributions=["value_weighted", "local"])
-    assert "not a linear function" in reading.not_measured["local_contribution"]
+    assert "depends on the inputs of several positions" in reading.not_measured["local_contribution"]
     assert reading.sentence_maps[0].weights.keys() == {"attention", "value_weighted"}
     assert HeadReading.from_dict(reading.to_dict()) == reading
 

@@ -28,8 +28,7 @@ model for a checkpoint, a configuration or a loaded model.
 | prune | `prune_heads` |
 | units | `prune_units`, `prune_layers`: feed-forward units and whole layers |
 | read | `observe` with `HeadConfidence(excluded_ids=[])`; it needs the attention interface of Transformers |
-| attribute | `local_contribution`; it needs queries and keys linear in the inputs; "encoder": neither decoder nor \
-cross-attention |
+| attribute | `local_contribution`, at each kind of site; it needs the attention interface of Transformers |
 | relevance | `head_relevance`; it needs token embeddings, a task head, and a rule for every operation |
 
 "No" is a `ValueError` that names the reason. Without guidance, gates and removed heads, headwise models have the same
@@ -100,19 +99,20 @@ def row(model_type: str) -> str:
         return all(seen.confidence[kind].isfinite().all() for kind in kinds)
 
     def attributed():
-        return had.local_contribution(stock, inputs).isfinite().all()
+        found = [had.local_contribution(stock, inputs, kind=kind) for kind in kinds]
+        return all(one.isfinite().all() for one in found)
 
     def relevant():
         relevance = had.head_relevance(stock, inputs)
         return all(relevance[kind].isfinite().all() for kind in kinds)
 
     heads = [auto.removeprefix("AutoModel").removeprefix("For") for auto in architecture.classes]
-    gates, attribution = _is_possible(gated), _is_possible(attributed)
+    gates = _is_possible(gated)
     return (
         f"| `{model_type}` | {', '.join(kinds)} | {', '.join(head for head in heads if head) or '–'} | "
         f"{_is_possible(guided)} | {gates + (', by group' if group > 1 and gates == 'yes' else '')} | "
         f"{_is_possible(removed)} | {_is_possible(without_units)} | {_is_possible(read)} | "
-        f"{'encoder' if attribution == 'yes' and len(kinds) > 1 else attribution} | {_is_possible(relevant)} |"
+        f"{_is_possible(attributed)} | {_is_possible(relevant)} |"
     )
 
 

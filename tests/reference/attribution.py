@@ -11,6 +11,16 @@ from hf_attn_dynamics.models.head_roles import locate_heads
 _LAYERS = {"distilbert": "n_layers", "gpt2": "n_layer", "marian": "encoder_layers", "t5": "num_layers"}
 
 
+# Which masks tell the queries and the keys of a kind of site.
+SIDES = {
+    None: ("encoder", "encoder"),
+    "encoder": ("encoder", "encoder"),
+    "decoder": ("decoder", "decoder"),
+    "cross": ("decoder", "encoder"),
+}
+ENCODED = ("key_value_states", "encoder_hidden_states")
+
+
 def tiny(name, dtype=torch.float64):
     """A stock model of two layers, in evaluation mode, with eager attention; ALBERT runs each of its own twice."""
     layers = {} if name == "albert" else {_LAYERS.get(name, "num_hidden_layers"): 2}
@@ -28,7 +38,7 @@ def text_of(model, length=6):
     return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
-def reverse_contribution(body, batch, source=None, norm="fro"):
+def reverse_contribution(body, batch, source=None, norm="fro", kind=None):
     """Contributions to each head, sentence by sentence, `(layers, batch, heads, query, key)`.
 
     Args:
@@ -36,21 +46,24 @@ def reverse_contribution(body, batch, source=None, norm="fro"):
         batch: `input_ids` and `attention_mask`.
         source: The module whose first input is differentiated; the inputs of each layer's projections if not given.
         norm: Of the Jacobians, as `torch.linalg.matrix_norm` calls it.
+        kind: Of the layers, where the body has several; the batch then has `decoder_attention_mask`, too.
     """
-    layers = locate_heads(body)
-    sentences, length = batch["attention_mask"].shape
+    layers = [layer for layer in locate_heads(body) if kind in (None, layer.site.kind)]
+    masks = [batch["attention_mask" if of == "encoder" else "decoder_attention_mask"] for of in SIDES[kind]]
+    sentences = len(masks[0])
     heads = max(layer.num_heads for layer in layers)
-    table = torch.full((len(layers), sentences, heads, length, length), torch.nan, dtype=torch.float64)
+    shape = len(layers), sentences, heads, masks[0].shape[1], masks[1].shape[1]
+    table = torch.full(shape, torch.nan, dtype=torch.float64)
     for sentence in range(sentences):
         alone = {name: value[sentence : sentence + 1] for name, value in batch.items()}
-        tokens = alone["attention_mask"][0].nonzero().flatten()
+        tokens, keys = (mask[sentence].nonzero().flatten() for mask in masks)
         inputs, contexts, start = _run(body, layers, alone, source)
         for number, layer in enumerate(layers):
             for place, head in enumerate(layer.heads):
                 context = contexts[number].unflatten(-1, (len(layer.heads), -1))[0, :, place]
-                rows = _rows(context, inputs[number] if source is None else start, tokens, norm)
+                rows = _rows(context, inputs[number] if source is None else start, tokens, keys, norm)
                 table[number, sentence, head] = 0
-                table[number, sentence, head].index_put_((tokens[:, None], tokens), rows)
+                table[number, sentence, head].index_put_((tokens[:, None], keys), rows)
     return table
 
 
@@ -59,7 +72,16 @@ def _run(body, layers, batch, source):
     inputs, contexts, starts = {}, {}, []
 
     def keep(into, number):
-        return lambda module, args, kwargs: into.update({number: args[0] if args else kwargs["hidden_states"]})
+        def save(module, args, kwargs):
+            encoded = next((name for name in ENCODED if kwargs.get(name) is not None), None)
+            if encoded is None:
+                into[number] = args[0] if args else kwargs["hidden_states"]
+                return None
+            # A copy, which no other layer reads.
+            into[number] = kwargs[encoded].clone()
+            return args, {**kwargs, encoded: into[number]}
+
+        return save
 
     hooks = []
     for number, layer in enumerate(layers):
@@ -73,12 +95,12 @@ def _run(body, layers, batch, source):
     return inputs, contexts, starts[0] if starts else None
 
 
-def _rows(context, start, tokens, norm):
+def _rows(context, start, tokens, keys, norm):
     """‖∂o_j/∂x_i‖ divided by the sum over i, `(query, key)`, of one head."""
     rows = []
     for query in tokens:
         jacobian = [
-            torch.autograd.grad(value, start, retain_graph=True)[0][0, tokens].double() for value in context[query]
+            torch.autograd.grad(value, start, retain_graph=True)[0][0, keys].double() for value in context[query]
         ]
         norms = torch.linalg.matrix_norm(torch.stack(jacobian, 1), norm)  # of (key, head_dim, hidden)
         rows.append(norms / norms.sum())

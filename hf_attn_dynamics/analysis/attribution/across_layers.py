@@ -26,7 +26,8 @@ from ...models.number_checks import is_integer
 from ..model_parts import block_of
 from ..model_views import ModelView
 from ..running import arguments_of, reader_of
-from .local import check_norm, head_projections, largest_singular_values, weight_and_bias
+from .head_jacobians import largest_singular_values
+from .local import check_norm, head_projections, weight_and_bias
 from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 

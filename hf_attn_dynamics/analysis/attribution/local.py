@@ -10,23 +10,24 @@ form for the inputs of the head's own layer; for inputs of earlier layers see `g
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from ...models.head_roles import qualified_name, roles_of
+from . import head_jacobians
+from .head_jacobians import Heads, LinearProducts, Products, frobenius_norms, products_of, spectral_norms
 from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
 NORMS = ("frobenius", "spectral")
-MAX_BLOCK = 2**18  # elements of an intermediate result, to fit into the CPU cache
 
 
-def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: str = "frobenius") -> torch.Tensor:
+def local_contribution(
+    model: PreTrainedModel, batch: Mapping[str, Any], norm: str = "frobenius", kind: str | None = None
+) -> torch.Tensor:
     """Contribution of each input of a layer to each of its heads, in closed form (Pascal et al. 2021, section 6).
 
     Inputs x_i are the inputs of the projections to queries, keys and values: the hidden states or, in pre-norm models
@@ -38,20 +39,25 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: s
 
     The norms are expanded into products of size d × d, without computing a Jacobian. Biases, grouped-query attention,
     rotary position embeddings (of all or some layers), additive position biases, queries that the layer scales (OPT,
-    Whisper) and attention sinks are supported. Gates cancel, since they scale the whole output of a head. The result
-    of a sentence depends neither on padding nor on the other sentences. For n tokens, each head needs O(n³ + n² d)
-    operations; with rotary position embeddings, O(n² d²).
+    Whisper), capped scores (Gemma 2) and attention sinks are supported. Where queries, keys or values are another
+    function of the input at their position, such as normalized queries (Qwen3) or adapters, autograd gives its
+    Jacobian in place of W_Q, W_K or W_V. Gates cancel, since they scale the whole output of a head. The result of a
+    sentence depends neither on padding nor on the other sentences. For n tokens, each head needs O(n³ + n² d)
+    operations; with rotary position embeddings or capped scores, O(n² d²); and with autograd, a backward pass through
+    its projections for each of its dimensions.
 
     The default is the Frobenius norm. The paper writes ‖·‖₂, literally the spectral norm. On single sentences of
     MiniLM, the mean Pearson correlation of attention with contributions is 0.91 to 0.93 with the Frobenius norm and
     0.75 to 0.82 with the spectral norm.
 
     Args:
-        model (`PreTrainedModel`): An encoder or decoder of an architecture in `ATTENTION_ROLES`, including headwise
-            and pruned models; of an encoder–decoder model, the encoder is used. The model is not changed.
+        model (`PreTrainedModel`): An encoder, decoder or encoder–decoder of an architecture in `ATTENTION_ROLES`,
+            including headwise and pruned models. The model is not changed.
         batch (`dict`): Arguments of a forward pass; labels are ignored.
         norm (`str`): `frobenius` or `spectral`, the largest singular value. The spectral norm needs an eigenvalue of a
             d × d matrix for each pair of tokens, O(n² d³) operations: use it for small models and short texts.
+        kind (`str`, *optional*): In an encoder–decoder model, `encoder`, which is the default, `decoder`, or `cross`:
+            contributions of the outputs of the encoder, beside which the query's own position does not count.
 
     Returns:
         `torch.Tensor` of shape `(layers, batch, heads, query, key)`: rows sum to 1 over the tokens of a sentence;
@@ -59,9 +65,9 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: s
         If a module serves several layers (ALBERT), each call counts as a layer.
 
     Raises:
-        ValueError: if `norm` is unknown; the model has attention of an unknown class, cross-attention, or queries and
-            keys that are not linear in the inputs (normalized queries and keys, capped scores); or the batch has more
-            tokens than the model has positions for.
+        ValueError: if `norm` is unknown; the model has attention of an unknown class, no such `kind`,
+            cross-attention without being an encoder–decoder, or queries, keys or values that depend on several
+            positions; or the batch has more tokens than the model has positions for.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -74,13 +80,17 @@ def local_contribution(model: PreTrainedModel, batch: Mapping[str, Any], norm: s
         tensor([1., 1., 0., 0.])
     """
     check_norm(norm)
-    trace = trace_attention(model, batch)
+    trace = trace_attention(model, batch, kind=kind)
+    forms = [_linear_form(call) if call.layer.heads else None for call in trace.calls]
+    if any(form is None and call.layer.heads for form, call in zip(forms, trace.calls)):
+        trace = trace_attention(model, batch, differentiable=True, kind=kind)
     table = trace.table()
     with torch.no_grad():
-        for number, call in enumerate(trace.calls):
-            if call.weights is not None:
-                for sentence, tokens, norms in _jacobian_norms(trace, call, norm):
-                    trace.put(table, number, sentence, tokens, rows_to_one(norms))
+        for number, (call, form) in enumerate(zip(trace.calls, forms)):
+            if call.layer.heads:
+                found = _differentiated_norms(trace, call, norm) if form is None else _norms(trace, call, form, norm)
+                for sentence, queries, keys, norms in found:
+                    trace.put(table, number, sentence, queries, rows_to_one(norms.to(table)), keys)
     return table
 
 
@@ -135,37 +145,42 @@ def weight_and_bias(projection: nn.Module, owner: nn.Module) -> tuple[torch.Tens
     else:
         raise ValueError(
             f"{type(owner).__name__} projects with {qualified_name(projection)}, not with a linear layer, so its "
-            "contributions have no closed form; merge adapters first, by PEFT's merge_and_unload()."
+            "weights are not known; merge adapters first, by PEFT's merge_and_unload()."
         )
     bias = getattr(projection, "bias", None)
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias
 
 
-def _linear_form(
-    call: TracedAttention,
-) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor | None]:
-    """Projections, see [`head_projections`], and rotations that give the queries, keys and values of a call.
+class _LinearForm(NamedTuple):
+    """Queries, keys and values as linear functions of a layer's inputs.
 
-    Raises:
-        ValueError: if they are not linear in the inputs.
+    Args:
+        query, key, value (`torch.Tensor` of shape `(heads, head_dim, hidden)`): The projections.
+        turns (`torch.Tensor` of shape `(batch or 1, length, head_dim, head_dim)`, *optional*): Rotations of queries
+            and keys.
     """
-    projections = head_projections(call)
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    turns: torch.Tensor | None
+
+
+def _linear_form(call: TracedAttention) -> _LinearForm | None:
+    """Linear functions that give the queries, keys and values of a call; `None` if there are none."""
+    try:
+        projections = head_projections(call)
+    except ValueError:  # adapters
+        return None
     factor = getattr(call.layer.module, "scaling", None)
     if call.scaling == 1.0 and isinstance(factor, float):
         # OPT and Whisper scale the queries instead of the scores.
         projections[0] = tuple(factor * one for one in projections[0])
-    reasons = []
     for rotary in _readings(call.rotary, call.query.shape[-1]):
         turns = None if rotary is None else _rotations(rotary, call.query.shape[-1], call.query.dtype)
-        different = _first_difference(call, projections, turns)
-        if different is None:
-            return projections, turns
-        reasons.append(different)
-    raise ValueError(
-        f"the {reasons[0]} of {type(call.layer.module).__name__} is not a linear function of the layer's inputs "
-        "(for example normalized), so local_contribution() has no closed form for it; "
-        "global_contribution(source=layer) differentiates through it."
-    )
+        if _is_projected(call, projections, turns):
+            return _LinearForm(*(weight for weight, _ in projections), turns)
+    return None
 
 
 def _readings(
@@ -182,19 +197,19 @@ def _readings(
     return [rotary, *halves, None]
 
 
-def _first_difference(call: TracedAttention, projections: list, turns: torch.Tensor | None) -> str | None:
-    """Which of query, key and value is not the projection of the inputs; `None` if all are."""
-    inputs = call.inputs.to(call.query.dtype)
+def _is_projected(call: TracedAttention, projections: list, turns: torch.Tensor | None) -> bool:
+    """Whether projections of the inputs, with rotations, are the queries, keys and values of a call."""
     precision = 1e-3 if call.inputs.dtype in (torch.float32, torch.float64) else 5e-2
     for name, (weight, bias) in zip(("query", "key", "value"), projections):
         found = getattr(call, name)
-        expected = torch.nn.functional.linear(inputs, weight.flatten(0, 1), bias.flatten())
+        inputs = call.inputs if name == "query" else call.key_inputs
+        expected = nn.functional.linear(inputs.to(found.dtype), weight.flatten(0, 1), bias.flatten())
         expected = expected.unflatten(-1, weight.shape[:2]).transpose(1, 2)
         if turns is not None and name != "value":
             expected = (turns[:, None] @ expected[..., None]).squeeze(-1)
         if not (found - expected).abs().max() <= precision * found.abs().max():
-            return name
-    return None
+            return False
+    return True
 
 
 def _rotations(rotary: tuple[torch.Tensor, torch.Tensor], size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -218,176 +233,92 @@ def _rotations(rotary: tuple[torch.Tensor, torch.Tensor], size: int, dtype: torc
     return matrices
 
 
-@dataclass(eq=False)
-class _Heads:
-    """A block of heads in one sentence, in double precision; the first dimension of all tensors is heads.
+# Index of each sentence, positions of its queries and keys, and the norms of ∂o_hj/∂x_i, `(heads, query, key)`.
+Norms = Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _norms(trace: AttentionTrace, call: TracedAttention, form: _LinearForm, norm: str) -> Norms:
+    products = LinearProducts(form.query, form.key, form.value)
+    is_constant = form.turns is None and call.softcap is None
+    for sentence, queries, keys in trace.pairs(call.weights.device):
+        own_turns = None if form.turns is None else form.turns[sentence % len(form.turns), keys].double()
+        row = len(queries) if is_constant and norm == "frobenius" else call.query.shape[-1] ** 2
+        at_once = max(1, head_jacobians.MAX_BLOCK // (len(keys) * row))
+        found = []
+        for start in range(0, call.query.shape[1], at_once):
+            block = slice(start, start + at_once)
+            heads = _heads_of(call, block, sentence, queries, keys, products.of(block, own_turns))
+            found.append(spectral_norms(heads) if norm == "spectral" else frobenius_norms(heads, is_constant))
+        yield sentence, queries, keys, torch.cat(found)
+
+
+def _differentiated_norms(trace: AttentionTrace, call: TracedAttention, norm: str) -> Norms:
+    """The norms, where queries, keys and values are any function of the input at their position."""
+    _check_positions(call)
+    sentences = list(trace.pairs(call.weights.device))
+    found: list[list[torch.Tensor]] = [[] for _ in sentences]
+    jacobians: dict[str, torch.Tensor] = {}
+    for head in range(call.query.shape[1]):
+        jacobians["q"] = _jacobian(call.query, call.inputs, head)
+        if head % call.groups == 0:
+            jacobians["k"] = _jacobian(call.key, call.key_inputs, head)
+            jacobians["v"] = _jacobian(call.value, call.key_inputs, head)
+        for norms, (sentence, queries, keys) in zip(found, sentences):
+            own = {
+                name: one[sentence, queries if name == "q" else keys].double()[None] for name, one in jacobians.items()
+            }
+            heads = _heads_of(call, slice(head, head + 1), sentence, queries, keys, products_of(own))
+            norms.append(spectral_norms(heads) if norm == "spectral" else frobenius_norms(heads, False))
+    for norms, (sentence, queries, keys) in zip(found, sentences):
+        yield sentence, queries, keys, torch.cat(norms)
+
+
+def _jacobian(vectors: torch.Tensor, inputs: torch.Tensor, head: int) -> torch.Tensor:
+    """Derivatives of the vectors of a head by the inputs at the same position, `(batch, length, head_dim, hidden)`.
 
     Args:
-        query, key, value (`torch.Tensor` of shape `(heads, length, head_dim)`): Scaled queries, scaled keys, values.
-        weights (`torch.Tensor` of shape `(heads, query, key)`): Attention weights.
-        qq, kq, kk, vq, vk (`torch.Tensor` of shape `(heads, head_dim, head_dim)`): Products of projections, such as
-            `kq` = W_K W_Qᵀ.
-        vv (`torch.Tensor` of shape `(heads,)`): ‖W_V‖².
+        vectors (`torch.Tensor` of shape `(batch, heads, length, head_dim)`): Queries, keys or values.
+        inputs (`torch.Tensor` of shape `(batch, length, hidden)`): The inputs of the layer.
+        head (`int`): Index of the head.
     """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    weights: torch.Tensor
-    qq: torch.Tensor
-    kq: torch.Tensor
-    kk: torch.Tensor
-    vq: torch.Tensor
-    vk: torch.Tensor
-    vv: torch.Tensor
-
-    @cached_property
-    def output(self) -> torch.Tensor:
-        """o_j."""
-        return self.weights @ self.value
-
-    def outward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """vectorsᵀ_j (v_i − o_j), `(heads, query, key)`."""
-        return vectors @ self.value.mT - (vectors * self.output).sum(-1, keepdim=True)
+    size = vectors.shape[-1]
+    directions = vectors.new_zeros(size, *vectors.shape)
+    directions[:, :, head] = torch.eye(size).to(vectors)[:, None, None]
+    [found] = torch.autograd.grad(vectors, inputs, directions, retain_graph=True, is_grads_batched=True)
+    return found.movedim(0, 2)
 
 
-def _jacobian_norms(
-    trace: AttentionTrace, call: TracedAttention, norm: str
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Index and token positions of each sentence, and the norms of ∂o_hj/∂x_i, of shape `(heads, query, key)`."""
-    if call.softcap is not None:
-        raise ValueError(
-            f"{type(call.layer.module).__name__} caps its scores, so local_contribution() has no closed form for it; "
-            "global_contribution(source=layer) differentiates through it."
+def _check_positions(call: TracedAttention) -> None:
+    """Raises ValueError if queries, keys or values depend on the inputs of other positions."""
+    generator = torch.Generator().manual_seed(0)
+    for name in ("query", "key", "value"):
+        vectors, inputs = getattr(call, name), call.inputs if name == "query" else call.key_inputs
+        signs = 2 * torch.randint(2, inputs.shape[:2], generator=generator).to(inputs) - 1
+        direction = torch.randn(vectors.shape[-1], generator=generator).to(vectors).expand_as(vectors)
+        signed = direction * signs[:, None, :, None].to(vectors)
+        plain, changed = (
+            torch.autograd.grad(vectors, inputs, one, retain_graph=True)[0] for one in (direction, signed)
         )
-    projections, turns = _linear_form(call)
-    (q, _), (k, _), (v, _) = projections
-    grams = [q @ q.mT, k @ q.mT, k @ k.mT, v @ q.mT, v @ k.mT, v.square().sum((-2, -1))]
-    terms = _plain_terms if turns is None else _rotary_terms
-    for sentence, tokens in trace.sentences(call.weights.device):
-        own_turns = () if turns is None else (turns[sentence % len(turns), tokens].double(),)
-        query, key, value = (one[sentence][:, tokens] for one in (call.query, call.key, call.value))
-        weights = call.weights[sentence][:, tokens[:, None], tokens]
-        if norm == "spectral":
-            scaled = (one.double() for one in (query * call.scaling, key * call.scaling, value, weights))
-            yield sentence, tokens, _spectral_norms(*scaled, torch.cat([v, k, q], 1).double(), *own_turns).to(query)
-            continue
-        tensors = [query * call.scaling, key * call.scaling, value, weights, *grams]
-        row = len(tokens) if turns is None else call.query.shape[-1] ** 2
-        at_once = max(1, MAX_BLOCK // (len(tokens) * row))
-        blocks = (_Heads(*(one.double() for one in block)) for block in zip(*(one.split(at_once) for one in tensors)))
-        squares = torch.cat([_squared_norms(heads, *terms(heads, *own_turns)) for heads in blocks])
-        # Rounding can make small squares negative.
-        yield sentence, tokens, squares.clamp(min=0).sqrt().to(call.query.dtype)
+        if not (changed - plain * signs[..., None]).abs().max() <= 1e-2 * plain.abs().max():
+            raise ValueError(
+                f"the {name} of {type(call.layer.module).__name__} depends on the inputs of several positions, which "
+                "local_contribution() does not know; global_contribution(source=layer) differentiates through it."
+            )
 
 
-def _spectral_norms(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    weights: torch.Tensor,
-    projections: torch.Tensor,
-    turns: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Largest singular value of ∂o_j/∂x_i = L_ji P, of shape `(heads, query, key)`.
-
-    P stacks the projections to values, keys and queries, and L_ji = [a_ji 1, a_ji (v_i − o_j)(R_iᵀ q_j)ᵀ, M_j R_j],
-    where the last block, with M_j = Σ_m a_jm (v_m − o_j) k_mᵀ, is zero for i ≠ j. The singular values of the Jacobian
-    follow from the d × d matrix L_ji P Pᵀ L_jiᵀ.
-
-    Args:
-        query, key, value (`torch.Tensor` of shape `(heads, length, head_dim)`): Scaled queries, scaled keys, values.
-        weights (`torch.Tensor` of shape `(heads, query, key)`): Attention weights.
-        projections (`torch.Tensor` of shape `(heads, 3 · head_dim, hidden)`): P.
-        turns (`torch.Tensor` of shape `(length, head_dim, head_dim)`, *optional*): R_i of rotary position embeddings.
-    """
-    size, gram, rows = value.shape[-1], projections @ projections.mT, []
-    unit = torch.eye(size, dtype=value.dtype, device=value.device)
-    for position in range(query.shape[1]):
-        own, attention = query[:, position, None], weights[:, position, :, None]
-        away = value - attention.mT @ value  # v_i − o_j
-        # (R_iᵀ q_j)ᵀ = q_jᵀ R_i
-        straight = own.expand_as(key) if turns is None else (own[:, :, None] @ turns).squeeze(-2)
-        moment = (attention * away).mT @ key
-        left = value.new_zeros(*value.shape, 3 * size)
-        left[..., :size] = attention[..., None] * unit
-        left[..., size : 2 * size] = (attention * away)[..., :, None] * straight[..., None, :]
-        left[:, position, :, 2 * size :] = moment if turns is None else moment @ turns[position]
-        rows.append(largest_singular_values(left @ gram[:, None] @ left.mT))
-    return torch.stack(rows, 1)
-
-
-def largest_singular_values(products: torch.Tensor) -> torch.Tensor:
-    """Largest singular values of matrices J, `(…)`, given J Jᵀ of shape `(…, size, size)`."""
-    # Rounding can make small eigenvalues negative.
-    return torch.linalg.eigvalsh(products)[..., -1].clamp(min=0).sqrt()
-
-
-def _squared_norms(
-    heads: _Heads, outward: torch.Tensor, lengths: torch.Tensor, through_query: torch.Tensor
-) -> torch.Tensor:
-    """‖∂o_j/∂x_i‖² of shape `(heads, query, key)`.
-
-    Args:
-        heads (`_Heads`): The heads.
-        outward (`torch.Tensor` of shape `(heads, query, key)`): (v_i − o_j)ᵀ W_V u_ji.
-        lengths (`torch.Tensor` of shape `(heads, query, key or 1)`): ‖u_ji‖².
-        through_query (`torch.Tensor` of shape `(heads, length)`): The terms for i = j, where the query depends on x_j.
-    """
-    value, output = heads.value, heads.output
-    distances = (output.square().sum(-1, keepdim=True) - 2 * output @ value.mT) + value.square().sum(-1)[:, None]
-    squares = heads.weights.square() * (heads.vv[:, None, None] + 2 * outward + distances * lengths)
-    squares.diagonal(dim1=-2, dim2=-1).add_(through_query)
-    return squares
-
-
-def _plain_terms(heads: _Heads) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The terms of [`_squared_norms`] without rotary position embeddings: u_ji = W_Kᵀ q_j depends on the query alone.
-
-    The terms of B_j = Σ_m a_jm (v_m − o_j)(W_Qᵀ k_m)ᵀ are linear and quadratic forms in a_j, with the same matrices
-    for all queries. Quadratic forms suffer cancellation for sharp attention, hence double precision.
-    """
-    query, key, value, weights, output = heads.query, heads.key, heads.value, heads.weights, heads.output
-    outward = heads.outward(query @ heads.vk.mT)
-    lengths = (query @ heads.kk * query).sum(-1, keepdim=True)
-
-    # ⟨W_V + (v_j − o_j) u_jᵀ, B_j⟩
-    crossed = (weights @ (value @ heads.vq * key).sum(-1, keepdim=True)).squeeze(-1)
-    crossed -= (output @ heads.vq * (weights @ key)).sum(-1)
-    crossed += (weights * heads.outward(value - output) * (query @ heads.kq @ key.mT)).sum(-1)
-    # ‖B_j‖² = Σ_mp a_jm a_jp κ_mp (v_m − o_j)ᵀ(v_p − o_j) with κ_mp = k_mᵀ W_Q W_Qᵀ k_p
-    kappa = key @ heads.qq @ key.mT
-    around = output.square().sum(-1, keepdim=True) - 2 * output @ value.mT
-    squared = ((weights @ (kappa * (value @ value.mT)) + (weights * around) @ kappa) * weights).sum(-1)
-    return outward, lengths, 2 * weights.diagonal(dim1=-2, dim2=-1) * crossed + squared
-
-
-def _rotary_terms(heads: _Heads, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The terms of [`_squared_norms`] with rotary position embeddings: u_ji = (R_i W_K)ᵀ q_j depends on the input.
-
-    Args:
-        heads (`_Heads`): The heads.
-        turns (`torch.Tensor` of shape `(length, head_dim, head_dim)`): R_i.
-    """
-    query, key, value, weights, output = heads.query, heads.key, heads.value, heads.weights, heads.output
-    outward = query @ (turns @ (value @ heads.vk)[..., None]).squeeze(-1).mT
-    outward -= _forms(query, turns[None], output @ heads.vk)
-    lengths = _forms(query, turns @ heads.kk[:, None] @ turns.mT, query)
-
-    # B_j = M_j R_j W_Q with M_j = Σ_m a_jm (v_m − o_j) k_mᵀ
-    moments = (weights @ _outer(value, key)).unflatten(-1, (value.shape[-1], -1))
-    moments = (moments - output[..., :, None] * (weights @ key)[..., None, :]) @ turns
-    straight = (query[..., None, :] @ turns).squeeze(-2) @ heads.kq
-    crossed = (moments * heads.vq[:, None]).sum((-2, -1))
-    crossed += ((value - output)[..., None, :] @ moments @ straight[..., None]).flatten(-3)
-    squared = (moments @ heads.qq[:, None] * moments).sum((-2, -1))
-    return outward, lengths, 2 * weights.diagonal(dim1=-2, dim2=-1) * crossed + squared
-
-
-def _forms(left: torch.Tensor, matrices: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Bilinear forms leftᵀ_j A_i right_j of vectors `(heads, length, size)`, `(heads, length, matrices)`."""
-    return _outer(left, right) @ matrices.flatten(2).mT
-
-
-def _outer(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return (left[..., :, None] * right[..., None, :]).flatten(2)
+def _heads_of(
+    call: TracedAttention,
+    block: slice,
+    sentence: int,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    products: Products,
+) -> Heads:
+    query = call.query[sentence, block][:, queries].double() * call.scaling
+    key = call.key[sentence, block][:, keys].double() * call.scaling
+    value = call.value[sentence, block][:, keys].double()
+    weights, slopes = (
+        None if one is None else one[sentence, block][:, queries[:, None], keys].double()
+        for one in (call.weights, call.slopes)
+    )
+    return Heads(query, key, value, weights, products, slopes, is_self=call.encoded is None)

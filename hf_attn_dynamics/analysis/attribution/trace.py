@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 from ...models.compat import passes_attention_interface
 from ...models.guidance_loss import attention_to_sinks
 from ...models.head_roles import HeadLayer, locate_heads
+from ...models.head_sites import SITE_KINDS
 from ...models.headwise_attention import register_over_kernel
 from ...models.input_checks import check_integers, check_text
+from ...models.pruned_attention import attends_to
 from ..model_views import ModelView, evaluation_view
-from ..running import arguments_of, longest_input, reader_of, real_tokens
+from ..running import arguments_of, is_seq2seq, longest_input, reader_of, real_tokens, unwrapped
 
 
 @dataclass(eq=False)
@@ -36,6 +38,11 @@ class TracedAttention:
         scaling (`float`): Factor of the scores.
         softcap (`float`, *optional*): Soft cap of the scores.
         sinks (`torch.Tensor` of shape `(heads,)`, *optional*): Scores of attention sinks.
+        groups (`int`): Number of query heads that share a key head.
+        slopes (`torch.Tensor` of shape `(batch, heads, query, key)`, *optional*): Derivatives of capped scores by the
+            scores.
+        encoded (`torch.Tensor` of shape `(batch, keys, hidden)`, *optional*): Input of the projections to keys and
+            values in cross-attention.
     """
 
     layer: HeadLayer
@@ -49,16 +56,25 @@ class TracedAttention:
     scaling: float = 1.0
     softcap: float | None = None
     sinks: torch.Tensor | None = None
+    groups: int = 1
+    slopes: torch.Tensor | None = None
+    encoded: torch.Tensor | None = None
+
+    @property
+    def key_inputs(self) -> torch.Tensor:
+        """Input of the projections to keys and values."""
+        return self.inputs if self.encoded is None else self.encoded
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, biases: list[torch.Tensor]) -> None:
         """Records queries, keys and values, and computes weights and output by differentiable tensor operations."""
         dtype = torch.promote_types(query.dtype, torch.float32)
-        groups = query.shape[1] // key.shape[1]
+        self.groups = query.shape[1] // key.shape[1]
         self.query = query.to(dtype)
-        self.key, self.value = (one.to(dtype).repeat_interleave(groups, dim=1) for one in (key, value))
+        self.key, self.value = (one.to(dtype).repeat_interleave(self.groups, dim=1) for one in (key, value))
         scores = self.query @ self.key.mT * self.scaling
         if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
+            capped = torch.tanh(scores / self.softcap)
+            scores, self.slopes = self.softcap * capped, 1 - capped.square()
         for bias in biases:
             # Masks may be longer than the keys.
             scores = (scores + bias[..., : scores.shape[-1]].to(dtype)).clamp(min=torch.finfo(dtype).min)
@@ -74,11 +90,13 @@ class AttentionTrace:
 
     Args:
         calls (`list[TracedAttention]`): The calls in order, one per layer.
-        real (`torch.Tensor` of shape `(batch, length)`): Padding mask: True at tokens.
+        real (`torch.Tensor` of shape `(batch, length)`): Padding mask of the queries: True at tokens.
+        encoded_real (`torch.Tensor` of shape `(batch, keys)`, *optional*): That of the keys in cross-attention.
     """
 
     calls: list[TracedAttention]
     real: torch.Tensor
+    encoded_real: torch.Tensor | None = None
 
     def sentences(self, device: torch.device | None = None) -> Iterator[tuple[int, torch.Tensor]]:
         """Index and token positions of each non-empty sentence, on `device` or that of the first layer."""
@@ -86,21 +104,37 @@ class AttentionTrace:
             if real.any():
                 yield number, real.nonzero().squeeze(-1)
 
+    def pairs(self, device: torch.device | None = None) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Index of each sentence that is not empty, and the positions of its queries and keys."""
+        for number, tokens in self.sentences(device):
+            keys = tokens if self.encoded_real is None else self.encoded_real[number].to(device).nonzero()[:, 0]
+            if len(keys):
+                yield number, tokens, keys
+
     def table(self) -> torch.Tensor:
         """Zeros of shape `(layers, batch, heads, query, key)`; NaN for removed heads."""
         batch, length = self.real.shape
+        keys = length if self.encoded_real is None else self.encoded_real.shape[1]
         heads = max(call.layer.num_heads for call in self.calls)
         dtype = next((call.weights.dtype for call in self.calls if call.weights is not None), torch.float32)
-        table = self.real.new_full((len(self.calls), batch, heads, length, length), math.nan, dtype=dtype)
+        table = self.real.new_full((len(self.calls), batch, heads, length, keys), math.nan, dtype=dtype)
         for number, call in enumerate(self.calls):
             table[number, :, call.layer.heads] = 0
         return table
 
-    def put(self, table: torch.Tensor, number: int, sentence: int, tokens: torch.Tensor, values: torch.Tensor) -> None:
+    def put(
+        self,
+        table: torch.Tensor,
+        number: int,
+        sentence: int,
+        tokens: torch.Tensor,
+        values: torch.Tensor,
+        keys: torch.Tensor | None = None,
+    ) -> None:
         """Writes values of shape `(heads, query, key)` for the tokens of one sentence into one layer of a table."""
         heads = torch.tensor(self.calls[number].layer.heads, device=table.device)
-        tokens = tokens.to(table.device)
-        table[number, sentence].index_put_((heads[:, None, None], tokens[:, None], tokens), values.to(table))
+        queries, keys = tokens.to(table.device), (tokens if keys is None else keys).to(table.device)
+        table[number, sentence].index_put_((heads[:, None, None], queries[:, None], keys), values.to(table))
 
 
 def rows_to_one(values: torch.Tensor) -> torch.Tensor:
@@ -110,30 +144,45 @@ def rows_to_one(values: torch.Tensor) -> torch.Tensor:
 
 
 def trace_attention(
-    model: PreTrainedModel, batch: Mapping[str, Any], prepare: Callable[[ModelView], None] | None = None
+    model: PreTrainedModel,
+    batch: Mapping[str, Any],
+    prepare: Callable[[ModelView], None] | None = None,
+    differentiable: bool = False,
+    kind: str | None = None,
 ) -> AttentionTrace:
-    """Runs the base model on a batch, in evaluation mode and without gradients, and records its attention.
+    """Runs the base model on a batch, in evaluation mode, and records its attention.
 
     Args:
-        model (`PreTrainedModel`): An encoder or a decoder; of an encoder–decoder model, the encoder runs.
-        batch (`dict`): Arguments of the forward pass; those that the base model does not accept, such as labels, are
-            ignored.
+        model (`PreTrainedModel`): An encoder, a decoder, or an encoder–decoder model.
+        batch (`dict`): Arguments of the forward pass; those that the model does not accept are ignored.
         prepare (callable, *optional*): Takes the [`ModelView`] that runs, to add hooks to it.
+        differentiable (`bool`): Whether to record gradients within each attention module, up to its inputs.
+        kind (`str`, *optional*): Kind of site. `decoder` and `cross` of an encoder–decoder model run all of it;
+            otherwise, its encoder runs.
 
     Returns:
         [`AttentionTrace`]
 
     Raises:
-        ValueError: if the model has attention of an unknown class, hard-coded or cross-attention, or does not use the
-            attention interface or not with its keyword arguments (SigLIP); or the batch has more tokens than the model
-            has positions for.
+        ValueError: if the model has attention of an unknown class, hard-coded attention, no such kind of site, or
+            cross-attention without being an encoder–decoder; or does not use the attention interface or not with its
+            keyword arguments (SigLIP); or the batch has more tokens than the model has positions for.
     """
-    reader = reader_of(model)
+    reader, whole = reader_of(model), unwrapped(model)
+    if is_seq2seq(whole) and kind not in (None, "encoder"):
+        reader = whole
     layers = locate_heads(reader)
-    if any(layer.site.kind == "cross" for layer in layers):
+    kinds = sorted({layer.site.kind for layer in layers}, key=SITE_KINDS.index)
+    if kind is not None and kind not in kinds:
+        known = ", ".join(map(repr, kinds))
+        raise ValueError(f"kind must be one of {known} for {type(model).__name__}, got {kind!r}.")
+    if is_seq2seq(whole):
+        kind = kind or "encoder"
+        layers = [layer for layer in layers if layer.site.kind == kind]
+    elif "cross" in kinds:
         raise ValueError(
             f"{type(model).__name__} has cross-attention, for which contributions are not defined; pass an encoder, a "
-            "decoder without cross-attention, or an encoder–decoder model, whose encoder is used."
+            "decoder without cross-attention, or an encoder–decoder model."
         )
     if not passes_attention_interface(type(reader)):
         raise ValueError(
@@ -146,16 +195,20 @@ def trace_attention(
     view = evaluation_view(reader)
     view.name_attention(reader, lambda part, before: register_over_kernel("traced|", "eager", _traced_attention))
     for layer in layers:
-        view.before(layer.module, partial(_begin, layer, calls))
+        view.before(layer.module, partial(_begin, layer, calls, differentiable))
     if prepare is not None:
         prepare(view)
-    with torch.no_grad():
+    with torch.set_grad_enabled(differentiable):
         view.root(**inputs)
     for call in calls:
         if call.layer.heads and call.weights is None:
             _refuse_unrecorded(model, call.layer)
-    shape = tuple(calls[0].inputs.shape[:2])
-    return AttentionTrace(calls, real_tokens(model, "encoder", batch, shape, calls[0].inputs.device))
+    shape, device = tuple(calls[0].inputs.shape[:2]), calls[0].inputs.device
+    real = real_tokens(whole, kind if is_seq2seq(whole) else "encoder", batch, shape, device)
+    if calls[0].encoded is None:
+        return AttentionTrace(calls, real)
+    shape = tuple(calls[0].encoded.shape[:2])
+    return AttentionTrace(calls, real, real_tokens(whole, "encoder", batch, shape, device))
 
 
 def _refuse_unrecorded(model: PreTrainedModel, layer: HeadLayer) -> None:
@@ -194,10 +247,25 @@ def _check_texts(model: PreTrainedModel, reader: PreTrainedModel, inputs: Mappin
         )
 
 
-def _begin(layer: HeadLayer, calls: list[TracedAttention], module: nn.Module, args: tuple, kwargs: dict) -> tuple:
+def _begin(
+    layer: HeadLayer,
+    calls: list[TracedAttention],
+    differentiable: bool,
+    module: nn.Module,
+    args: tuple,
+    kwargs: dict,
+) -> tuple:
     """Forward pre-hook of an attention module: passes the record of the call down as a keyword."""
     states = args[0] if args else kwargs["hidden_states"]
-    calls.append(TracedAttention(layer, states, kwargs.get("position_embeddings")))
+    encoded = attends_to(kwargs)
+    if differentiable:
+        states = states.detach().requires_grad_()
+        args, kwargs = ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+        if encoded is not None:
+            leaf = encoded.detach().requires_grad_()
+            kwargs = {name: leaf if value is encoded else value for name, value in kwargs.items()}
+            encoded = leaf
+    calls.append(TracedAttention(layer, states, kwargs.get("position_embeddings"), encoded=encoded))
     # A layer without heads computes no attention.
     return args, {**kwargs, "traced": calls[-1]} if layer.heads else kwargs
 

@@ -9,7 +9,7 @@ from stock_models import build_stock, stock_inputs
 from tiny_models import batch_for, padded_batch, tiny_model, vivid
 
 from hf_attn_dynamics import attention_maps, local_contribution, prune_heads
-from hf_attn_dynamics.analysis.attribution import local
+from hf_attn_dynamics.analysis.attribution import head_jacobians
 
 
 # Rotary positions of stock models, the softmax of their eager attention and T5's norm are in single precision.
@@ -33,6 +33,10 @@ DOUBLE, SINGLE_INSIDE = 1e-9, 2e-6
         ("gpt-oss", SINGLE_INSIDE),
         ("opt", SINGLE_INSIDE),
         ("smollm3", SINGLE_INSIDE),
+        ("qwen3", SINGLE_INSIDE),
+        ("gemma2", SINGLE_INSIDE),
+        ("gemma3", SINGLE_INSIDE),
+        ("phi", SINGLE_INSIDE),
     ],
 )
 def test_the_closed_form_is_the_jacobian(name, tolerance):
@@ -51,6 +55,8 @@ def test_the_closed_form_is_the_jacobian(name, tolerance):
         ("t5", SINGLE_INSIDE),
         ("llama", SINGLE_INSIDE),
         ("opt", SINGLE_INSIDE),
+        ("qwen3", SINGLE_INSIDE),
+        ("gemma2", SINGLE_INSIDE),
     ],
 )
 def test_the_spectral_norm_is_that_of_the_whole_jacobian(name, tolerance):
@@ -131,7 +137,7 @@ def test_padding_on_either_side_changes_nothing(name):
 def test_few_heads_at_a_time_give_the_same(monkeypatch):
     model = tiny("modernbert"), tiny("bert")
     whole = [local_contribution(one, text_of(one)) for one in model]
-    monkeypatch.setattr(local, "MAX_BLOCK", 1)
+    monkeypatch.setattr(head_jacobians, "MAX_BLOCK", 1)
     torch.testing.assert_close([local_contribution(one, text_of(one)) for one in model], whole)
 
 
@@ -209,8 +215,6 @@ def test_the_model_is_afterwards_as_before(implementation):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("qwen3", "query of Qwen3Attention is not a linear function"),
-        ("gemma2", "Gemma2Attention caps its scores"),
         ("gpt2-cross", "GPT2LMHeadModel has cross-attention"),
         ("deberta-v2", "DebertaV2Model computes attention by itself"),
     ],
@@ -230,15 +234,91 @@ def test_queries_that_whisper_scales_are_read():
     torch.testing.assert_close(found, expected, rtol=0, atol=SINGLE_INSIDE)
 
 
-def test_adapters_are_refused_by_name():
-    class Adapter(torch.nn.Module):
-        def forward(self, states):
-            return states
+class Adapter(torch.nn.Module):
+    """A projection with a bend: neither linear nor of a known class."""
 
-    model = tiny("bert", torch.float32)
-    model.bert.encoder.layer[0].attention.self.value = Adapter()
-    with pytest.raises(ValueError, match=r"BertSelfAttention projects with \S*test_local\.\S*Adapter, not with"):
+    def __init__(self, projection):
+        super().__init__()
+        self.projection = projection
+
+    def forward(self, states):
+        return self.projection(states) + torch.sin(states)
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "spectral"])
+def test_adapters_are_differentiated(norm):
+    model = tiny("bert")
+    for name in ("query", "key", "value"):
+        attention = model.bert.encoder.layer[0].attention.self
+        setattr(attention, name, Adapter(getattr(attention, name)))
+        batch = text_of(model)
+        expected = reverse_contribution(body_of(model), batch, norm="fro" if norm == "frobenius" else 2)
+        torch.testing.assert_close(local_contribution(model, batch, norm), expected, rtol=0, atol=DOUBLE)
+
+
+def test_projections_of_several_positions_are_refused_by_name():
+    class Shifted(Adapter):
+        def forward(self, states):
+            return self.projection(states + 0.5 * states.roll(1, 1))
+
+    model = tiny("bert")
+    attention = model.bert.encoder.layer[1].attention.self
+    attention.key = Shifted(attention.key)
+    with pytest.raises(ValueError, match="the key of BertSelfAttention depends on the inputs of several positions"):
         local_contribution(model, text_of(model))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_differentiated_layers_neither_change_the_model_nor_depend_on_the_batch(name):
+    model = tiny(name)
+    batch = text_of(model)
+    together = local_contribution(model, batch)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not together.requires_grad
+    for number, row in enumerate(batch["attention_mask"]):
+        size = int(row.sum())
+        alone = local_contribution(model, {"input_ids": batch["input_ids"][number : number + 1, :size]})
+        own = together[:, number, :, :size, :size]
+        torch.testing.assert_close(own, alone[:, 0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "spectral"])
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+@pytest.mark.parametrize(("name", "tolerance"), [("marian", DOUBLE), ("bart", DOUBLE), ("t5", SINGLE_INSIDE)])
+def test_every_site_of_an_encoder_decoder_has_contributions(name, tolerance, kind, norm):
+    model = tiny(name)
+    batch = text_of(model)
+    batch |= {f"decoder_{part}": value[:, 1:].clone() for part, value in batch.items()}
+    expected = reverse_contribution(model, batch, norm="fro" if norm == "frobenius" else 2, kind=kind)
+    found = local_contribution(model, batch, norm, kind)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+    assert found.shape[-2:] == {"encoder": (6, 6), "decoder": (5, 5), "cross": (5, 6)}[kind]
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "spectral"])
+def test_cross_attention_whose_projections_are_adapters_is_differentiated(norm):
+    model = tiny("marian")
+    batch = text_of(model)
+    batch |= {f"decoder_{part}": value[:, 1:].clone() for part, value in batch.items()}
+    attention = model.model.decoder.layers[1].encoder_attn
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(attention, name, Adapter(getattr(attention, name)))
+    expected = reverse_contribution(model, batch, norm="fro" if norm == "frobenius" else 2, kind="cross")
+    torch.testing.assert_close(local_contribution(model, batch, norm, "cross"), expected, rtol=0, atol=DOUBLE)
+
+
+def test_labels_are_what_a_decoder_reads_and_other_kinds_are_refused():
+    model = tiny("marian")
+    batch = text_of(model)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    shifted = model.prepare_decoder_input_ids_from_labels(labels)
+    given = {**batch, "decoder_input_ids": shifted, "decoder_attention_mask": batch["attention_mask"]}
+    found = local_contribution(model, {**batch, "labels": labels}, kind="cross")
+    torch.testing.assert_close(found, local_contribution(model, given, kind="cross"), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="kind must be one of 'encoder', 'decoder', 'cross' for MarianMTModel, got"):
+        local_contribution(model, batch, kind="crossed")
+    with pytest.raises(ValueError, match="kind must be one of 'encoder' for BertForMaskedLM, got 'cross'"):
+        local_contribution(tiny("bert"), text_of(tiny("bert")), kind="cross")
 
 
 class Tuner(torch.nn.Module):
