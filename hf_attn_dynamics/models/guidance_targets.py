@@ -152,7 +152,9 @@ class GuidanceTargets:
         # Number of visible keys of a row, without windows.
         self.visible = self._visible(None)
         self.key_mask = self.real
-        if keys.mask is None or (not torch.compiler.is_compiling() and bool(self.real.all())):
+        # Accelerators would synchronise to tell that there is no padding.
+        is_readable = self.real.device.type == "cpu" and not torch.compiler.is_compiling()
+        if keys.mask is None or (is_readable and bool(self.real.all())):
             self.key_mask = None
         self._layers: dict[tuple, LayerTargets] = {}
 

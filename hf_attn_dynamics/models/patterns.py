@@ -105,7 +105,8 @@ def token_set(token_ids: Sequence[int]) -> PatternFunction:
         wanted = torch.tensor(token_ids, device=input_ids.device)
         members = torch.isin(input_ids, wanted) & attention_mask
         count = members.sum(1, keepdim=True)
-        # Compiled graphs have no data-dependent shapes: they have one slot per key, most with weight 0.
+        # Compiled graphs have no data-dependent shapes: they have one slot per key, most with weight 0. Otherwise,
+        # accelerators synchronise once, which takes less time than slots that are not needed.
         slots = members.shape[1] if torch.compiler.is_compiling() else max(int(count.max()), 1)
         found, keys = members.int().sort(dim=1, descending=True, stable=True)
         weights = found[:, :slots].to(exact_dtype(found.device)) / count.clamp(min=1)
