@@ -23,6 +23,7 @@ from hf_attn_dynamics.recipes.run import SUMMARY, provenance, write_json
 
 
 Result = TypeVar("Result")
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass
@@ -174,6 +175,22 @@ class StepArguments(BenchmarkArguments):
         """The same of a RoBERTa without dropout that reads the longest sentences."""
         no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         return {**self.sizes, **no_dropout, "max_position_embeddings": max(self.lengths) + 2}
+
+
+@dataclass
+class PrecisionArguments(StepArguments):
+    """Flags of benchmarks whose models may have half precision."""
+
+    dtype: str = flag("float32", f"Precision of the model: {' or '.join(DTYPES)}.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be {' or '.join(DTYPES)}, got {self.dtype!r}.")
+
+    def placed(self, model: torch.nn.Module) -> torch.nn.Module:
+        """A model in the precision, on the device."""
+        return model.to(self.torch_device, getattr(torch, self.dtype))
 
 
 class StepSystem(Protocol):

@@ -4,10 +4,13 @@
     python recipes/benchmarks/guidance.py
     python recipes/benchmarks/guidance.py --lengths 512 --rounds 21 --output_dir runs/benchmark
     python recipes/benchmarks/guidance.py --architecture mistral
+    python recipes/benchmarks/guidance.py --device cuda --dtype bfloat16 --systems plain triton blocks
 
-Three systems take the same batches with the same weights:
+Systems take the same batches with the same weights:
     plain     the stock loss, `sdpa` attention
     guided    the stock loss and the guidance loss of this package on half of the heads
+    triton    the same, with the kernels in Triton
+    blocks    the same, with blocks of rows in PyTorch
     naive     the stock loss and the same guidance loss from the maps of `eager` attention and dense patterns
               (encoders only)
 
@@ -17,16 +20,15 @@ each system, less the size before the model was built (on a GPU: the largest siz
 weights, gradients, optimizer and activations (Linux only). There is no dropout: attention dropout would keep `sdpa`
 from its fast kernels. The vocabulary is small, so that the cost of the layers is not hidden behind the output layer.
 
-Keys of `summary.json`, for each length n: `seconds_plain_n`, `seconds_guided_n`, `seconds_naive_n`,
-`time_guided_to_plain_n`, `time_naive_to_guided_n`, `memory_mb_plain_n`, …, `memory_guided_to_plain_n`; and the
-settings.
+Keys of `summary.json`, for each length n: `seconds_plain_n`, … of each system, `time_guided_to_plain_n`, … of guided
+systems, `time_naive_to_guided_n`, `memory_mb_plain_n`, …, `memory_guided_to_plain_n`, …; and the settings.
 """
 
 from dataclasses import dataclass, replace
 
 import torch
 from benchmarking import (
-    StepArguments,
+    PrecisionArguments,
     in_new_process,
     median_ratio,
     medians,
@@ -42,15 +44,16 @@ from hf_attn_dynamics import (
     HeadwiseRobertaForMaskedLM,
 )
 from hf_attn_dynamics._tables import format_table
-from hf_attn_dynamics.recipes.arguments.base import flag
+from hf_attn_dynamics.recipes.arguments.base import check_names, flag
 from hf_attn_dynamics.recipes.run import run_recipe
 
 
 SYSTEMS = {"roberta": ("plain", "guided", "naive"), "mistral": ("plain", "guided")}  # by architecture
+KERNELS = {"guided": None, "triton": "triton", "blocks": "blocks"}  # `guidance_kernel` of guided systems
 
 
 @dataclass
-class GuidanceArguments(StepArguments):
+class GuidanceArguments(PrecisionArguments):
     """Sizes of the model and the batches."""
 
     architecture: str = flag(
@@ -58,6 +61,7 @@ class GuidanceArguments(StepArguments):
     )
     lengths: list[int] = flag([128, 512, 2048], "Lengths of the sentences, in tokens.")
     num_attention_heads: int = flag(12, "Number of heads per layer, of which half are guided.")
+    systems: list[str] | None = flag(None, "Systems; by default plain, guided and, for RoBERTa, naive.")
 
     def __post_init__(self):
         super().__post_init__()
@@ -65,6 +69,12 @@ class GuidanceArguments(StepArguments):
             raise ValueError(f"architecture must be {' or '.join(SYSTEMS)}, got {self.architecture!r}.")
         if self.architecture == "mistral" and self.num_attention_heads % 3:
             raise ValueError(f"num_attention_heads must be a multiple of 3, got {self.num_attention_heads}.")
+        if self.systems is not None:
+            check_names("systems", self.systems, dict.fromkeys([*SYSTEMS[self.architecture], *KERNELS]))
+            if "plain" not in self.systems:
+                raise ValueError(
+                    f"systems must contain plain, which the others are compared with, got {self.systems}."
+                )
 
 
 class System:
@@ -85,7 +95,7 @@ class System:
         else:
             config = HeadwiseRobertaConfig(**args.roberta_sizes, **settings)
             self.model = HeadwiseRobertaForMaskedLM(config)
-        self.model = self.model.to(args.torch_device).train()
+        self.model = args.placed(self.model).train()
         self.name = name
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)  # the Trainer's default
 
@@ -93,8 +103,8 @@ class System:
         """Takes one optimizer step."""
         if self.name == "plain":
             loss = self.model(ids, labels=ids).loss
-        elif self.name == "guided":
-            loss = self.model(ids, labels=ids, guidance_weight=1.0).loss
+        elif self.name in KERNELS:
+            loss = self.model(ids, labels=ids, guidance_weight=1.0, guidance_kernel=KERNELS[self.name]).loss
         else:
             outputs = self.model(ids, labels=ids, output_attentions=True)
             loss = outputs.loss + self._naive_guidance_loss(outputs.attentions)
@@ -121,7 +131,9 @@ class System:
 def main(args: GuidanceArguments) -> dict:
     """Runs the benchmark; returns the summary."""
     args.use_threads()
-    names = SYSTEMS[args.architecture]
+    names = args.systems or SYSTEMS[args.architecture]
+    guided = [name for name in names if name in KERNELS]
+    is_compared = "naive" in names and bool(guided)
     results: dict = {}
     rows = []
     for length in args.lengths:
@@ -129,16 +141,17 @@ def main(args: GuidanceArguments) -> dict:
         memory = {name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in names}
         figures = {
             **{f"seconds_{name}": median for name, median in medians(seconds).items()},
-            "time_guided_to_plain": median_ratio(seconds, "guided", "plain"),
-            **({"time_naive_to_guided": median_ratio(seconds, "naive", "guided")} if "naive" in names else {}),
+            **{f"time_{name}_to_plain": median_ratio(seconds, name, "plain") for name in guided},
+            **({"time_naive_to_guided": median_ratio(seconds, "naive", guided[0])} if is_compared else {}),
             **{f"memory_mb_{name}": memory[name] for name in names},
-            "memory_guided_to_plain": memory["guided"] / memory["plain"],
+            **{f"memory_{name}_to_plain": memory[name] / memory["plain"] for name in guided},
         }
         results |= {f"{key}_{length}": value for key, value in figures.items()}
         rows.append([f"{length}", *figures.values()])
-    header = ["length", *(f"{name} (s)" for name in names), "guided / plain"]
-    header += ["naive / guided"] if "naive" in names else []
-    header += [*(f"{name} (MB)" for name in names), "guided / plain"]
+    ratios = [f"{name} / plain" for name in guided]
+    header = ["length", *(f"{name} (s)" for name in names), *ratios]
+    header += ["naive / guided"] if is_compared else []
+    header += [*(f"{name} (MB)" for name in names), *ratios]
     print(format_table(header, rows))
     return write_summary(args, results)
 

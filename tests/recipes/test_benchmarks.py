@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import importlib.util
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,6 +78,8 @@ def test_earlier_names_of_flags_stay_valid(name, words, expected):
         ("attribution", ["--length", "3"], "length must be at least 4"),
         ("guidance", ["--architecture", "mistral", "--num_attention_heads", "4"], "must be a multiple of 3, got 4"),
         ("guidance", ["--lenghts", "4"], "there is no flag --lenghts; did you mean --lengths?"),
+        ("guidance", ["--systems", "triton"], "systems must contain plain, which the others are compared with"),
+        ("guidance", ["--dtype", "half"], "dtype must be float32 or bfloat16, got 'half'"),
         ("idle_call", ["--rounds", "0"], "rounds must be at least 1, got 0"),
         ("latency_table", ["--points", "1"], "points must be at least 2, got 1"),
         ("latency_table", ["--shapes", "128"], "shapes must be like 8x128, sentences and tokens, got '128'"),
@@ -205,3 +209,35 @@ def test_statistics_of_maps_are_those_that_are_observed(limit):
     assert found.keys() == expected.keys()
     for name, table in expected.items():
         torch.testing.assert_close(found[name].double(), table, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_what_is_measured_on_a_gpu_runs_on_a_cpu_and_continues(tmp_path):
+    words = ["bash", str(FOLDER / "gpu.sh"), str(tmp_path / "out")]
+    environment = {**os.environ, "TOY": "1", "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    for name, key in (("guidance", "time_triton_to_plain_24"), ("prefill", "memory_observed_to_plain_24")):
+        assert json.loads((tmp_path / "out" / name / "summary.json").read_text())[key] > 0
+    again = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert again.stdout.splitlines() == ["guidance: done before", "prefill: done before"]
+
+
+def test_a_part_that_fails_on_a_gpu_is_named_and_the_others_run(tmp_path):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "$@" >> "$LOG"\n[ "${1##*/}" != guidance.py ]\n')
+    python.chmod(0o755)
+    environment = {"PATH": f"{python.parent}:/usr/bin:/bin", "LOG": str(tmp_path / "commands")}
+    words = ["bash", str(FOLDER / "gpu.sh"), str(tmp_path / "out")]
+    for turn, commands in enumerate((4, 5)):
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stdout.splitlines()[-1].startswith("failed: guidance; see the logs in ")
+        lines = (tmp_path / "commands").read_text().splitlines()
+        assert len(lines) == commands, turn
+    # Their flags are known.
+    for line in lines:
+        name, *flags = line.split()
+        if name.endswith(".py"):
+            parse(Path(name).stem, *flags[:-1], str(tmp_path / "new"))
