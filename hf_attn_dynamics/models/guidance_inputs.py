@@ -315,6 +315,8 @@ def target_tokens(
     tokens = Tokens(
         decoder_input_ids, decoder_attention_mask, inputs.shape[:2], inputs.device, "decoder_attention_mask"
     )
+    if guidance_rows is not None and labels is not None:
+        raise ValueError("guidance_rows are given beside labels, which tell which rows count: leave one out.")
     if guidance_rows is not None and (guidance_rows.dtype != torch.bool or guidance_rows.shape != inputs.shape[:2]):
         raise ValueError(
             f"guidance_rows must be a boolean tensor of shape {tuple(inputs.shape[:2])}, the rows of the decoder, got "

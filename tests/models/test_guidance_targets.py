@@ -582,7 +582,7 @@ def test_equal_weights_by_name_have_the_gradients_of_one_weight(dtype):
     ("weights", "message"),
     [
         ({**WEIGHTS, "syntax": 1.0}, "guidance_weight names 'syntax', but heads are guided to source, prev, target"),
-        ({"prev": 1.0, "source": 1.0, "target": 2.0, "why": 1.0}, "'aligned' is missing from prev, source, target"),
+        ({"prev": 1.0, "source": 1.0, "target": 2.0, "why": 1.0}, "and lacks 'aligned'; a weight of 0 leaves"),
         ({}, r"guidance_weight needs a weight for each name: it has those of \[\], and lacks '\w+'"),
     ],
 )

@@ -485,6 +485,8 @@ def test_rows_for_guidance_are_those_that_count_and_change_nothing_else():
     model = build("Translation", "marian", guidance=EVERYWHERE).eval()
     batch = collate(examples("Translation").to_list())
     expected = model(**batch, output_guidance_loss=True)
+    with pytest.raises(ValueError, match="guidance_rows are given beside labels, which tell which rows count"):
+        model(**batch, guidance_rows=batch["labels"] != -100, output_guidance_loss=True)
     labels = batch.pop("labels")
     batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
     found = model(**batch, guidance_rows=labels != -100, output_guidance_loss=True)
