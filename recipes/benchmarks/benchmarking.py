@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -232,6 +232,14 @@ def peak_of_steps(args: StepArguments, build: Callable[[str, Any, int], StepSyst
     if ids.is_cuda:
         return torch.cuda.max_memory_allocated() / 2**20
     return peak_resident_mb() - before
+
+
+def peaks_of_steps(
+    build: Callable[[str, Any, int], StepSystem], names: Iterable[str], args: StepArguments, length: int
+) -> dict[str, float]:
+    """Peak memory of each system in MB, each in a process of its own; see [`seconds_of_steps`] for the arguments."""
+    alone = replace(args, lengths=[length])
+    return {name: in_new_process(peak_of_steps, alone, build, name) for name in names}
 
 
 def run_python(interpreter: str | None, code: str, *words: str, threads: int) -> str:

@@ -23,15 +23,14 @@ Keys of `summary.json`, for each length n and each of `--systems`: `seconds_plai
 `memory_mb_plain_n`, …, `memory_taught_to_plain_n`, …; and the settings.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from benchmarking import (
     StepArguments,
-    in_new_process,
     median_ratio,
     medians,
-    peak_of_steps,
+    peaks_of_steps,
     seconds_of_steps,
     write_summary,
 )
@@ -120,9 +119,7 @@ def main(args: DistillationArguments) -> dict:
     others = [name for name in args.systems if name != "plain"]
     for length in args.lengths:
         seconds = seconds_of_steps(System, args.systems, args, length)
-        memory = {
-            name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in args.systems
-        }
+        memory = peaks_of_steps(System, args.systems, args, length)
         figures = {
             **{f"seconds_{name}": median for name, median in medians(seconds).items()},
             **{f"time_{name}_to_plain": median_ratio(seconds, name, "plain") for name in others},

@@ -24,15 +24,14 @@ Keys of `summary.json`, for each length n: `seconds_plain_n`, … of each system
 systems, `time_naive_to_guided_n`, `memory_mb_plain_n`, …, `memory_guided_to_plain_n`, …; and the settings.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from benchmarking import (
     PrecisionArguments,
-    in_new_process,
     median_ratio,
     medians,
-    peak_of_steps,
+    peaks_of_steps,
     seconds_of_steps,
     write_summary,
 )
@@ -138,7 +137,7 @@ def main(args: GuidanceArguments) -> dict:
     rows = []
     for length in args.lengths:
         seconds = seconds_of_steps(System, names, args, length)
-        memory = {name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in names}
+        memory = peaks_of_steps(System, names, args, length)
         figures = {
             **{f"seconds_{name}": median for name, median in medians(seconds).items()},
             **{f"time_{name}_to_plain": median_ratio(seconds, name, "plain") for name in guided},

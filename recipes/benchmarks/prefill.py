@@ -7,21 +7,20 @@
 The model is a Llama with random weights, by default of one billion parameters, and reads one text without filling a
 cache. `observed` measures confidence, entropy and attention by offset of all heads (`observe`). Times are wall-clock
 seconds, both systems taking turns; the ratio is the median over rounds of the ratio within a round. Peak memory is
-that of a process of its own, as in `guidance.py`.
+measured as in `guidance.py`.
 
 Keys of `summary.json`, for each length n: `seconds_plain_n`, `seconds_observed_n`, `time_observed_to_plain_n`,
 `memory_mb_plain_n`, `memory_mb_observed_n`, `memory_observed_to_plain_n`; `parameters`; and the settings.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from benchmarking import (
     PrecisionArguments,
-    in_new_process,
     median_ratio,
     medians,
-    peak_of_steps,
+    peaks_of_steps,
     seconds_of_steps,
     write_summary,
 )
@@ -85,9 +84,7 @@ def main(args: PrefillArguments) -> dict:
     rows = []
     for length in args.lengths:
         seconds = seconds_of_steps(System, SYSTEMS, args, length)
-        memory = {
-            name: in_new_process(peak_of_steps, replace(args, lengths=[length]), System, name) for name in SYSTEMS
-        }
+        memory = peaks_of_steps(System, SYSTEMS, args, length)
         figures = {
             **{f"seconds_{name}": median for name, median in medians(seconds).items()},
             "time_observed_to_plain": median_ratio(seconds, "observed", "plain"),

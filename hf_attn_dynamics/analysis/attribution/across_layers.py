@@ -302,6 +302,13 @@ def save_states(reader: nn.Module, states: dict[nn.Module, list[torch.Tensor]], 
             view.after(module, save)
 
 
+def state_of(
+    states: Mapping[nn.Module, list[torch.Tensor]], module: nn.Module, sentence: int, tokens: torch.Tensor
+) -> torch.Tensor:
+    """What `save_states` saved of a module at the tokens of a sentence, `(tokens, size)`."""
+    return torch.cat(states[module], dim=1)[sentence, tokens]
+
+
 class LayerNormAt:
     """Propagates tangents through a layer norm, at the states of one sentence.
 
@@ -344,7 +351,7 @@ class _PostNormLayer:
         dtype = torch.promote_types(call.inputs.dtype, torch.float32)
 
         def state(module: nn.Module) -> torch.Tensor:
-            return torch.cat(states[module], dim=1)[sentence, tokens].to(dtype)
+            return state_of(states, module, sentence, tokens).to(dtype)
 
         self.attention_norm = LayerNormAt(block.attention.output.LayerNorm, state(block.attention.output.LayerNorm))
         self.output_norm = LayerNormAt(block.output.LayerNorm, state(block.output.LayerNorm))
@@ -413,7 +420,7 @@ def _by_hand(
     layers = [_PostNormLayer(call, block, states, sentence, tokens) for call, block in calls]
     if entry is not None:
         norm = entry.embeddings.LayerNorm
-        embedding_norm = LayerNormAt(norm, torch.cat(states[norm], dim=1)[sentence, tokens].to(layers[0].up.dtype))
+        embedding_norm = LayerNormAt(norm, state_of(states, norm, sentence, tokens).to(layers[0].up.dtype))
 
     def propagate(directions: torch.Tensor, positions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         if entry is not None:

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from ..model_parts import block_of
 from ..results import Result
 from ..running import reader_of, unwrapped
-from .across_layers import POST_NORM_NAMES, LayerNormAt, gated_output, is_post_norm, save_states
+from .across_layers import POST_NORM_NAMES, LayerNormAt, gated_output, is_post_norm, save_states, state_of
 from .local import head_projections, weight_and_bias
 from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
@@ -213,7 +213,7 @@ class _Layer:
         self.dtype = torch.promote_types(call.inputs.dtype, torch.float32)
 
         def state(module: nn.Module) -> torch.Tensor:
-            return torch.cat(states[module], dim=1)[sentence, tokens].to(self.dtype)
+            return state_of(states, module, sentence, tokens).to(self.dtype)
 
         def parts(projection: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
             weight, bias = weight_and_bias(projection, block)

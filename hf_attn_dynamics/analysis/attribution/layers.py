@@ -21,7 +21,7 @@ from ...models.head_roles import locate_heads
 from ..model_parts import block_of
 from ..model_views import ModelView
 from ..running import reader_of
-from .across_layers import LayerNormAt, gated_output, is_post_norm, save_states
+from .across_layers import LayerNormAt, gated_output, is_post_norm, save_states, state_of
 from .trace import TracedAttention, rows_to_one, trace_attention
 
 
@@ -154,8 +154,7 @@ class _Summands:
         if is_post_norm(block):
             first, second = block.attention.output.LayerNorm, block.output.LayerNorm
             scale, self.output_scale = (
-                LayerNormAt(norm, torch.cat(states[norm], dim=1)[sentence, tokens].to(own)).scale
-                for norm in (first, second)
+                LayerNormAt(norm, state_of(states, norm, sentence, tokens).to(own)).scale for norm in (first, second)
             )
             self.vectors = (self.vectors - self.vectors.mean(-1, keepdim=True)) * scale[:, None]
             self.output = first(self.output.to(residual.dtype)).to(dtype)
