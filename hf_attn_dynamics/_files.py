@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Atomic writing of files, and reading with errors that name the file."""
 
+import glob
 import hashlib
 import json
 import os
@@ -63,29 +64,36 @@ ENDS = 2**20  # bytes
 
 
 def fingerprint(path: str | Path) -> str | None:
-    """Fast fingerprint of a file or folder; `None` if it does not exist.
+    """Fast fingerprint of a file, a folder, or the files of a glob pattern; `None` if there are none.
 
     Args:
-        path (`str` or `Path`): A file, of which the size and the first and last MiB are hashed; or a folder, of which
-            the names and sizes of all files are hashed.
+        path (`str` or `Path`): A file, of which the size and the first and last MiB are hashed; a folder, of which
+            the names and sizes of all files are hashed; or a pattern, of which the names and fingerprints of all
+            matches are.
 
     Returns:
         `str`: a SHA-256 digest.
     """
+    # In contrast to Path.is_file, these take any text, such as settings that are longer than a name may be.
+    is_file, is_folder = os.path.isfile(path), os.path.isdir(path)
     path, digest = Path(path), hashlib.sha256()
-    if path.is_file():
+    if is_file:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             digest.update(str(size).encode())
             for start in (0, max(0, size - ENDS)):
                 file.seek(start)
                 digest.update(file.read(ENDS))
-    elif path.is_dir():
+    elif is_folder:
         for below in sorted(path.rglob("*")):
             if below.is_file():
                 digest.update(f"{below.relative_to(path)}\0{below.stat().st_size}\0".encode())
     else:
-        return None
+        found = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(str(path)) else []
+        if not found:
+            return None
+        for name in found:
+            digest.update(f"{name}\0{fingerprint(name)}\0".encode())
     return digest.hexdigest()
 
 

@@ -216,3 +216,15 @@ def test_push_settings_that_cannot_be_meant_are_refused(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         take_push(training_args(**settings))
     assert "secret" not in str(error.value)
+
+
+def test_a_configuration_is_pushed_with_its_code(tmp_path, server):
+    config = tiny_model("roberta", guidance=None).config
+    config.save_pretrained(tmp_path / "mine", push_to_hub=True, repo_id="tester/mine", commit_message="Both")
+    local = contents(tmp_path / "mine")
+    assert {"config.json", "configuration_headwise_roberta.py"} <= local.keys()
+    pushed = server.repositories["tester/mine"]
+    assert pushed.keys() >= local.keys()
+    assert pushed["config.json"] == local["config.json"]
+    config.save_pretrained(tmp_path / "by_name", push_to_hub=True)
+    assert "configuration_headwise_roberta.py" in server.repositories["tester/by_name"]

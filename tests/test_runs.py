@@ -2,10 +2,14 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from accelerate import PartialState
+from cards import write_card
+from tiny_models import tiny_model
 from transformers import TrainingArguments
 
 from hf_attn_dynamics import cli
@@ -74,6 +78,29 @@ def test_a_run_of_files_that_have_changed_is_not_resumed(tmp_path, monkeypatch, 
         name = "a.tsv" if changed == "a.tsv" else str(tmp_path / "model")
         with pytest.raises(ValueError, match=f"holds a run on {name}, which has changed since"):
             check_output_dir(tmp_path / "run", config, resume=True)
+
+
+@pytest.mark.parametrize("value", ["data/*.txt", "*/b.txt", "TEST=data/b.txt", "model=data/[ab].txt"])
+def test_changed_files_behind_patterns_and_names_are_noticed(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write_text(f"data/{name}.txt", name)
+    # Values that are longer than a path may be are no paths.
+    config = {"train_file": [value], "note": "x/" * 9999}
+    runs.begin_run(tmp_path / "run", config)
+    assert check_output_dir(tmp_path / "run", config, resume=True)
+    write_text("data/b.txt", "c")
+    with pytest.raises(ValueError, match=f"holds a run on {re.escape(value)}, which has changed since"):
+        check_output_dir(tmp_path / "run", config, resume=True)
+
+
+def test_a_run_is_not_resumed_in_another_number_of_processes(tmp_path, monkeypatch):
+    runs.begin_run(tmp_path / "run", {"seed": 4})
+    monkeypatch.setattr(PartialState(), "num_processes", 2)
+    with pytest.raises(ValueError, match="holds a run in 1 processes, which cannot be resumed in 2, whose batches"):
+        check_output_dir(tmp_path / "run", {"seed": 4}, resume=True)
+    (tmp_path / "run" / ".inputs.json").write_text("{}")  # as earlier versions have left it
+    assert check_output_dir(tmp_path / "run", {"seed": 4}, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -210,3 +237,19 @@ def test_the_command_of_a_summary_can_be_given_again(monkeypatch):
     assert provenance(0, "cpu")["command"] == "hf-attn score_norm --output_dir 'a folder'"
     monkeypatch.setattr(sys, "argv", ["my recipes/score_norm.py", "--seed", "1"])
     assert provenance(0, "cpu")["command"] == "'my recipes/score_norm.py' --seed 1"
+    package = Path(runs.__file__).parent
+    monkeypatch.setattr(sys, "argv", [str(package / "score_norm.py"), "--seed", "1"])
+    assert provenance(0, "cpu")["command"] == "-m hf_attn_dynamics.recipes.score_norm --seed 1"
+    monkeypatch.setattr(sys, "argv", ["/elsewhere/score_norm.py"])
+    assert provenance(0, "cpu")["command"] == "score_norm.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [("hf-attn a --seed 1", "hf-attn a --seed 1"), ("recipes/a.py", "accelerate launch recipes/a.py")],
+)
+def test_the_command_of_a_card_starts_the_run(tmp_path, command, line):
+    model = tiny_model("roberta")
+    model.save_pretrained(tmp_path)
+    write_card(tmp_path, model.config, provenance={**provenance(7, "cpu"), "command": command})
+    assert f"\n{line}\n" in (tmp_path / "README.md").read_text()

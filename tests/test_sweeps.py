@@ -203,9 +203,13 @@ def test_the_recipe_leaves_tables_and_a_picture(tmp_path, recipe, capsys):
     assert (summary["runs"], summary["failed"]) == (4, 0)
     for name in ("heat_map.png", "heat_map.svg", "sweep.yaml"):
         assert (tmp_path / "out" / name).stat().st_size > 0
+    # As a run that was stopped.
+    (tmp_path / "out/runs/rate-2-other-None-seed-1/summary.json").unlink()
     before = (tmp_path / "out/table.md").stat().st_mtime_ns
     sweep_recipe.main(SweepArguments(sweep=str(path), output_dir=str(tmp_path / "out"), tables_only=True))
     assert (tmp_path / "out/table.md").stat().st_mtime_ns > before
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert (summary["runs"], summary["failed"]) == (3, 1)
     assert (tmp_path / "out/runs/rate-1-other-None-seed-1/started.txt").read_text().count("\n") == 1
 
 

@@ -32,6 +32,7 @@ from ..models.compat import (
     MODULE_TENSORS,
     attention_kernel,
     compiled_model,
+    is_fused_by_trl,
     passes_attention_interface,
     set_attention_kernel,
 )
@@ -92,6 +93,8 @@ class ModelView:
             name: value if type(value) in _PLAIN or name in MODULE_TENSORS else self._in_view(value)
             for name, value in vars(original).items()
         }
+        if "forward" in state and is_fused_by_trl(state["forward"]):
+            del state["forward"]
         for name in MODULE_HOOKS:
             # The user's hooks receive the module of the model, not of the view.
             state[name] = OrderedDict((key, partial(_on, hook, original)) for key, hook in state[name].items())

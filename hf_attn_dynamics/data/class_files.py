@@ -6,7 +6,7 @@ from pathlib import Path
 
 from datasets import ClassLabel, Dataset, Features, Value
 
-from .files import kind_of, read_lines
+from .files import kind_of, read_lines, visible_files
 
 
 def load_class_files(paths: Mapping[str, str | Path], encoding: str = "utf-8") -> Dataset:
@@ -40,9 +40,7 @@ def load_class_files(paths: Mapping[str, str | Path], encoding: str = "utf-8") -
         if not path.exists():
             raise FileNotFoundError(f"class {name}: {path} does not exist.")
         if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.is_file())
-            # Neither hidden files nor those in hidden folders, such as copies that an editor keeps.
-            files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+            files = visible_files(path)
             files = [file for file in files if kind_of(file) == ".txt"] or files
             found = [" ".join(" ".join(read_lines(file, encoding)).split()) for file in files]
         else:

@@ -124,6 +124,7 @@ def load_classification(
     dataset_config: str | None = None,
     split: str = "train",
     encoding: str = "utf-8",
+    first_label: int | None = None,
 ) -> Dataset:
     """Loads labelled texts or text pairs from local files or a dataset on the Hub.
 
@@ -145,6 +146,8 @@ def load_classification(
         dataset_config (`str`, *optional*): Configuration of that dataset.
         split (`str`): Split of that dataset.
         encoding (`str`): Encoding of the files, except `.parquet`.
+        first_label (`int`, *optional*): Number of the first of `label_names`, 0 or 1. By default found from the
+            labels, which must then include 0 or the largest possible number.
 
     Returns:
         `datasets.Dataset` with the columns `text`, `text_pair` (for pairs) and `label` (`ClassLabel`), in the order of
@@ -154,7 +157,8 @@ def load_classification(
     Raises:
         ValueError: unless exactly one of `files` and `dataset_name` is given; if a file is empty, damaged, ragged, of
             an unknown type, in another encoding or without these columns; if a text is not a string; or if a label is
-            missing (`-1`, `-`, blank), not a class, or not in `label_names`.
+            missing (`-1`, `-`, blank), not a class, or not in `label_names`; or if the labels are numbers that
+            `label_names` may number from 0 or from 1, and `first_label` is not given.
         FileNotFoundError: if a file is missing or a pattern matches nothing.
 
     Example:
@@ -169,6 +173,8 @@ def load_classification(
     wanted = _wanted_columns(text_column, label_column)
     if label_names is not None and (isinstance(label_names, str) or len(set(label_names)) < len(label_names)):
         raise ValueError(f"label_names must be a list of unique names, got {label_names!r}.")
+    if first_label is not None and (label_names is None or first_label not in (0, 1)):
+        raise ValueError(f"first_label must be 0 or 1, beside label_names, got {first_label!r}.")
     tables = open_tables(
         files, dataset_name, dataset_config, split, lambda path: _has_header(path, *wanted, encoding), encoding
     )
@@ -191,7 +197,7 @@ def load_classification(
         labels += _labels(table.origin, column, cells, declared[-1])
     if label_names is None and declared[0] and all(names == declared[0] for names in declared):
         label_names = declared[0]
-    names, ids = _classes(labels, label_names, column)
+    names, ids = _classes(labels, label_names, column, first_label)
     return Dataset.from_dict(
         {**dict(zip(("text", "text_pair"), texts)), "label": ids},
         features=Features(
@@ -435,10 +441,24 @@ def _whole_number(cell: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def _first_label(labels: set[int], names: Sequence[str] | None, label_column: Column) -> int:
+    """Number of the first class, if no label is 0."""
+    if names is None:
+        # A single number may be one of two classes, of which the other has no row.
+        return int(max(labels) == len(labels) > 1)
+    if max(labels) < len(names):
+        raise ValueError(
+            f"label_column {label_column!r} has the numbers {', '.join(map(str, sorted(labels)))}, neither 0 nor "
+            f"{len(names)}, so that label_names {', '.join(map(str, names))} may be numbered from 0 or from 1: set "
+            "first_label to one of them, or write the names instead of the numbers."
+        )
+    return int(max(labels) == len(names) > 1)
+
+
 def _classes(
-    labels: list[str | int], names: Sequence[str] | None, label_column: Column
+    labels: list[str | int], names: Sequence[str] | None, label_column: Column, start: int | None
 ) -> tuple[list[str], list[int]]:
-    """Class names, and the class id of each label."""
+    """Class names, and the class id of each label; `start` is the number of the first class, if it is known."""
     kinds = {type(label) for label in labels}
     if len(kinds) > 1:
         raise ValueError(
@@ -446,11 +466,9 @@ def _classes(
             f"{next(label for label in labels if isinstance(label, str))!r} and "
             f"{next(label for label in labels if isinstance(label, int))!r}; use one of them."
         )
-    # Numbers may start at 1, but a single number may be one of two classes, of which the other has no row.
     different = set(labels)
-    start = 0
-    if kinds == {int} and 0 not in different:
-        start = int(max(labels) == (len(different) if names is None else len(names)) > 1)
+    if start is None or kinds != {int}:
+        start = 0 if kinds != {int} or 0 in different else _first_label(different, names, label_column)
     if names is not None:
         names = list(names)
         known = set(names) if kinds == {str} else set(range(start, len(names) + start))

@@ -47,7 +47,7 @@ def find_files(
     for pattern in map(str, [files] if isinstance(files, (str, Path)) else files):
         path = Path(pattern)
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file() and kind_of(file) in kinds)
+            inside = [file for file in visible_files(path) if kind_of(file) in kinds]
             if not inside:
                 raise ValueError(f"files: the folder {pattern} has no supported files ({supported}).")
             found += inside
@@ -63,6 +63,12 @@ def find_files(
                 raise ValueError(f"files: {match} has an unsupported suffix; supported are {supported}.")
         found += matches
     return list(dict.fromkeys(path.resolve() for path in found))
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Files below a folder, sorted, without hidden ones and those in hidden folders, such as copies of an editor."""
+    below = sorted(file for file in folder.rglob("*") if file.is_file())
+    return [file for file in below if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
 def read_lines(path: Path, encoding: str = "utf-8", keep_ends: bool = False) -> Iterator[str]:

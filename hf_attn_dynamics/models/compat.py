@@ -236,6 +236,12 @@ UNDOCUMENTED_NAMES = (
         "it is documented",
     ),
     PrivateName(
+        "transformers.integrations.neftune",
+        "activate_neftune",
+        "add noise to the embeddings of a model that a trainer has rebuilt with the heads of a checkpoint",
+        "it is documented, or a trainer has a public method for it",
+    ),
+    PrivateName(
         "transformers.trainer",
         "TRAINER_STATE_NAME",
         "recognise complete checkpoints by this file",
@@ -596,6 +602,15 @@ def prepared_batch(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
 def generation_arguments(trainer: Any) -> dict[str, Any]:
     """Arguments of `generate` from the last call of `evaluate` or `predict` of a `Seq2SeqTrainer`."""
     return getattr(trainer, "_gen_kwargs", {})
+
+
+def is_fused_by_trl(forward: Callable) -> bool:
+    """Whether trl has replaced the forward method of a model by one that may fuse the output layer with the loss.
+
+    Copies of the model have this method too, but it then runs the original model.
+    """
+    # It has the signature of the class, but its own defaults.
+    return "fused_lm_head" in (getattr(forward, "__kwdefaults__", None) or {}) and not hasattr(forward, "has_heads")
 
 
 def keep_dataset_columns(trainer: Any, names: Iterable[str]) -> None:

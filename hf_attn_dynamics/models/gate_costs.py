@@ -29,10 +29,15 @@ def expected_cost(
         ValueError: if the table has no costs of a site with gates.
     """
     left_heads, left_units = counts_left(model, table)
-    heads = {site: counts(gate) for site, gate in model.head_gates().items()}
-    units = {site: counts(gate) for site, gate in model.unit_gates().items()}
-    # On the device of the gates.
-    zero = next(iter((heads or units).values()))[0].new_zeros(())
+    found = [
+        {site: counts(gate) for site, gate in gates.items()} for gates in (model.head_gates(), model.unit_gates())
+    ]
+    # On the device of the first gate: layers may be on several ones.
+    zero = next(count.new_zeros(()) for of_part in found for count, _ in of_part.values())
+    heads, units = (
+        {site: (count.to(zero), None if block is None else block.to(zero)) for site, (count, block) in one.items()}
+        for one in found
+    )
     ungated_heads = {site: (zero + count, None) for site, count in left_heads.items() if site not in heads}
     ungated_units = {site: (zero + count, None) for site, count in left_units.items() if site not in units}
     return table.expected_from({**heads, **ungated_heads}, {**units, **ungated_units})

@@ -317,6 +317,30 @@ class TaskLossMixin:
         """Task loss of each sentence, by term; see the function [`sentence_losses`]."""
         return sentence_losses(self.loss_terms, self.config, outputs, batch)
 
+    def router_loss(self, outputs: ModelOutput, num_items: Any) -> torch.Tensor | float:
+        """Contribution of this batch to the weighted loss of routers, which balances the load of a mixture of experts.
+
+        Stock forward passes add it to the task loss if the batch has labels and `output_router_logits` is set.
+
+        Args:
+            outputs (`ModelOutput`): Output of the stock forward pass, with `aux_loss` if it computes this loss.
+            num_items (`int`, `torch.Tensor` or `dict`): `num_items_in_batch` of the forward pass. With its key
+                `forward_passes` the loss is a mean over them.
+        """
+        balance = outputs.get("aux_loss")
+        if balance is None:
+            return 0.0
+        passes = num_items.get(FORWARD_PASSES, 1) if isinstance(num_items, dict) else 1
+        return self.router_aux_loss_coef * balance / passes
+
+    def check_loss_function(self) -> None:
+        """Raises ValueError if a user has replaced `loss_function`, which the loss of an accumulated batch is not."""
+        if "_loss_function" in vars(self):
+            raise ValueError(
+                f"the loss_function of {type(self).__name__} has been replaced, whose sum over labels is not known: "
+                "pass compute_loss_func to the trainer instead, or leave out num_items_in_batch."
+            )
+
     def count_labels(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Number of labels in each label column of a batch, without ignored ones.
 

@@ -84,8 +84,9 @@ def prune_heads(model: Model, heads: Mapping | Iterable[tuple]) -> Model:
         return model
     _check_layers(model, layers, chosen)
     separate_configuration(model)
+    aligned = _alignment_heads(model, layers)
     _remove(model, layers, chosen)
-    _renumber_alignment_heads(model, layers)
+    _renumber_alignment_heads(model, layers, aligned)
     make_loadable(model)
     return model
 
@@ -218,17 +219,26 @@ def _remove(model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSi
     model.config.pruned_heads = config_value(removed, kinds_of(removed))
 
 
-def _renumber_alignment_heads(model: PreTrainedModel, layers: list[HeadLayer]) -> None:
+def _alignment_heads(model: PreTrainedModel, layers: list[HeadLayer]) -> list[tuple[int, int]]:
+    """Layers and heads, in the original numbering, that Whisper's `alignment_heads` names by indices."""
+    heads = {layer.site.layer: layer.heads for layer in layers if layer.site.kind == "cross"}
+    named = getattr(getattr(model, "generation_config", None), "alignment_heads", None) or []
+    # Those of another size of Whisper may name layers that the model does not have.
+    return [(number, heads[number][index]) for number, index in named if index < len(heads.get(number, ()))]
+
+
+def _renumber_alignment_heads(model: PreTrainedModel, layers: list[HeadLayer], aligned: list[tuple[int, int]]) -> None:
     """Renumbers Whisper's `alignment_heads`, the indices of cross-attention heads that predict timestamps."""
-    settings = getattr(model, "generation_config", None)
-    named = getattr(settings, "alignment_heads", None)
-    if named is None:
+    if not aligned:
         return
-    cross = {layer.site.layer: layer for layer in layers if layer.site.kind == "cross"}
-    kept = {number: getattr(layer.module, "kept_heads", layer.heads) for number, layer in cross.items()}
-    heads = [(number, cross[number].heads[index]) for number, index in named]
+    kept = {
+        layer.site.layer: getattr(layer.module, "kept_heads", layer.heads)
+        for layer in layers
+        if layer.site.kind == "cross"
+    }
     # With None, Whisper raises an error about timestamps.
-    settings.alignment_heads = [[n, kept[n].index(head)] for n, head in heads if head in kept[n]] or None
+    heads = [[number, kept[number].index(head)] for number, head in aligned if head in kept[number]]
+    model.generation_config.alignment_heads = heads or None
 
 
 def _cut(model: PreTrainedModel, layer: HeadLayer, indices: list[int]) -> None:

@@ -284,6 +284,8 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         # With counts of an accumulated batch, the task loss is computed here and not by the stock head.
         is_part = request.num_items_in_batch is not None and bool(self.loss_terms)
         is_part = is_part and all(kwargs.get(name) is not None for name in self.label_columns)
+        if is_part:
+            self.check_loss_function()
         asked = request.guided or request.penalised or request.output_guided_hits
         if not (asked or is_part or request.gate_noise is not None):
             return self.run_stock(stock_forward, is_checked, kwargs)
@@ -413,6 +415,7 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         if is_part:
             parts = task_parts(self.sentence_losses(outputs, batch), request.num_items_in_batch)
             loss = sum(term.weight * part for term, part in parts.items())
+            loss = loss + self.router_loss(outputs, request.num_items_in_batch)
             if len(parts) > 1:
                 losses["task_losses"] = {term.name: part.detach() for term, part in parts.items()}
         if request.guidance_weight is not None or request.gate_penalty_weight is not None:

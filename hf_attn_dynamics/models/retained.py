@@ -20,14 +20,15 @@ def lowest_scored(
 ) -> dict[HeadSite, list[int]]:
     """Heads or units to remove, so that those with the largest scores remain.
 
-    Groups are kept or removed as a whole, by the sum of their scores. Ties are broken by kind (encoder, decoder,
+    Groups are kept or removed as a whole, by the sum of their scores; with groups of different sizes, one that exceeds
+    the rest of the budget is removed. Ties are broken by kind (encoder, decoder,
     cross), then by the lower layer, then by the lower index.
 
     Args:
         keep (`int` or `dict[str, int]`): Number of heads or units to keep, over all layers and kinds; or by kind,
             where other kinds keep all.
         scores (array of shape `(layers, heads)`, or `dict` of them by kind): In the original numbering.
-        groups (`dict[HeadSite, list[list[int]]]`): Remaining heads or units at each site, in groups of equal size.
+        groups (`dict[HeadSite, list[list[int]]]`): Remaining heads or units at each site, in groups.
         counts (`dict[HeadSite, int]`): Original number of heads or units.
         part (`str`): `head` or `unit`, for messages.
 
@@ -53,21 +54,30 @@ def lowest_scored(
             if kind in (None, site.kind)
             for group in groups[site]
         ]
-        size = max((len(group) for _, _, group in candidates), default=1)
+        sizes = {len(group) for _, _, group in candidates} or {1}
         present = sum(len(group) for _, _, group in candidates)
         where = "" if kind is None else f" ({kind})"
         if not is_integer(budget) or not 1 <= budget <= present:
             raise ValueError(
                 f"keep{where} must be an integer from 1 to the number of {part}s, {present}, got {budget!r}."
             )
-        if budget % size:
+        if budget % math.gcd(*sizes):
             raise ValueError(
-                f"keep{where} must be a multiple of {size}, the number of query heads per key/value head, got "
-                f"{budget}."
+                f"keep{where} must be a multiple of {math.gcd(*sizes)}, the number of query heads per key/value head, "
+                f"got {budget}."
             )
+        left = int(budget)
         # Sorting is stable: the first of equal candidates are kept.
-        for _, site, group in sorted(candidates, key=lambda candidate: candidate[0])[int(budget) // size :]:
-            chosen.setdefault(site, []).extend(group)
+        for _, site, group in sorted(candidates, key=lambda candidate: candidate[0]):
+            if len(group) <= left:
+                left -= len(group)
+            else:
+                chosen.setdefault(site, []).extend(group)
+        if left:
+            raise ValueError(
+                f"keep{where}={budget} cannot be reached with groups of {' and '.join(map(str, sorted(sizes)))} heads "
+                f"that share key/value heads: keep {budget - left}, or give a number for each kind."
+            )
     return chosen
 
 

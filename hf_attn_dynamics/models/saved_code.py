@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0.
 """Saving code with a checkpoint, so that it can be loaded where this package is not installed."""
 
+from pathlib import Path
 from typing import Any
 
 from .compat import custom_object_save
@@ -22,16 +23,20 @@ class SavedCodeMixin:
         """A class or function whose file is saved, together with its imports; `None` for no file."""
         raise NotImplementedError(f"{type(self).__name__}.saved_code must return a class from the file of its models")
 
-    def save_pretrained(self, save_directory, *args, **kwargs):
-        """Saves the configuration with the code of its models."""
+    def save_pretrained(self, save_directory, push_to_hub=False, **kwargs):
+        """Saves the configuration with the code of its models, and uploads both with `push_to_hub=True`."""
         given, own = getattr(self, "auto_map", None) or {}, self.code_map()
         # Keep classes that users registered, but not earlier files of the classes of this package.
         others = {auto: name for auto, name in given.items() if _class(name) != _class(own.get(auto, ""))}
         # Kept afterwards, as in a loaded configuration.
         self.auto_map = {**own, **others}
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if (code := self.saved_code()) is not None:
+        code = self.saved_code()
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub and code is None, **kwargs)
+        if code is not None:
             custom_object_save(code, save_directory)
+            if push_to_hub:
+                # The stock method would upload before the code is there.
+                self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).resolve().name), **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):

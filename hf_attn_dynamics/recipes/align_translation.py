@@ -41,7 +41,6 @@ from .aligned_corpus import (
     align,
     head_word_maps,
     measured_quality,
-    named_files,
     score_heads,
     word_tokenizer,
 )
@@ -55,7 +54,7 @@ from .compared_translators import (
 )
 from .curves import drawn_log
 from .pictures import draw
-from .run import SUMMARY, Run, run_recipe, write_csv
+from .run import SUMMARY, Run, named_files, run_recipe, write_csv
 from .summaries.align_translation import ALIGNERS, AlignmentSummary, HeadAlignment
 from .summaries.translation import CorpusFacts
 from .translation import (

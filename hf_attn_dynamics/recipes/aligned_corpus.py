@@ -4,7 +4,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -270,7 +269,3 @@ def score_heads(maps: Sequence[WordMaps], aligned: AlignedCorpus) -> list[dict[s
                 }
             )
     return scores
-
-
-def named_files(files: Sequence[str]) -> str:
-    return ", ".join(Path(file).name for file in files)

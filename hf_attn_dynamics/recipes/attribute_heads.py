@@ -156,12 +156,14 @@ class Measurement:
         self, batch: dict[str, torch.Tensor], on_sentence: Callable[[], Any] | None = None
     ) -> dict[str, torch.Tensor]:
         """All maps of a batch, each `(layers, batch, heads, query, key)`."""
-        return {
+        maps = {
             "attention": attention_maps(self.model, batch)[self.kind],
             "value_weighted": value_weighted_attention(self.model, batch),
             "local": local_contribution(self.model, batch, norm=self.norm),
             "global": global_contribution(self.model, batch, norm=self.norm, on_sentence=on_sentence, **self.settings),
         }
+        # Batches are on the CPU, where statistics are computed.
+        return {name: table.cpu() for name, table in maps.items()}
 
     def sums(
         self, batch: dict[str, torch.Tensor], on_sentence: Callable[[], Any] | None = None

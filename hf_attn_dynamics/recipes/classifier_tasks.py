@@ -59,7 +59,7 @@ from .classifying import (
     warn_of_repeats,
     without_blanks,
 )
-from .run import SUMMARY, run_or_read
+from .run import SUMMARY, named_files, run_or_read
 from .summaries.base import Summary
 from .summaries.classifying import AnyRow, TrainingRow
 from .summaries.finetune import FinetuneRow, FinetuneSummary
@@ -153,7 +153,7 @@ class SequenceTask:
         if args.test_file:
             texts["test"] = self.load(args.test_file, "test")
         files = args.train_file or args.validation_file or ()
-        self.text = args.dataset_name or ", ".join(Path(file).name for file in files)
+        self.text = args.dataset_name or named_files(files)
         self.compare_splits(texts)
         return texts
 
@@ -167,7 +167,8 @@ class SequenceTask:
         columns = (text, column_of_flag(args.label_column), args.class_names)
         hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config, "split": split}
         try:
-            texts = load_classification(files, *columns, **({"encoding": args.encoding} if files else hub))
+            source = {"encoding": args.encoding} if files else hub
+            texts = load_classification(files, *columns, **source, first_label=args.first_label)
         except ValueError as error:
             raise ValueError(str(error).replace("label_names", "class_names")) from error
         return without_blanks(texts)

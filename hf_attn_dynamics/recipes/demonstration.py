@@ -31,7 +31,7 @@ def demonstration_model(folder: str | Path, seed: int, disable_tqdm: bool) -> Pa
         `Path`: folder of the model and its tokenizer.
     """
     model = Path(folder) / "model"
-    for found in (PRETRAINED, model):
+    for found in (model, PRETRAINED):  # its own first, which a resumed run has used
         if (found / "config.json").is_file():
             return found
     trainer = _trainer(Path(folder) / "checkpoints", seed, disable_tqdm)

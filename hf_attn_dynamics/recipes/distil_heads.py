@@ -62,10 +62,10 @@ from .summaries.distil_heads import DistilSummary
 
 TEACHER, MODEL_FOLDER = "teacher", "model"
 LEARNT = {
-    "labels": "",
-    "logits": ", which has learnt from the logits of its teacher",
-    "attention": ", which has learnt from the logits and the attention of its teacher",
-    "relations": ", which has learnt from the logits and the relations of its teacher",
+    "labels": [],
+    "logits": ["logits"],
+    "attention": ["logits", "attention"],
+    "relations": ["logits", "relations"],
 }
 
 
@@ -302,7 +302,9 @@ def publish(
     draw(plot_students, folder / "students.png", summary.curve, teacher=summary.teacher_accuracy, title=title)
     for system, config in configs.items():
         kept = ", ".join(map(str, summary.student_layers))
-        part = f" in its layers {kept} of {summary.teacher_layers}, counted from 0{LEARNT[system]}"
+        learnt = [what for what in LEARNT[system] if what != "logits" or summary.distillation_weight]
+        part = f" in its layers {kept} of {summary.teacher_layers}, counted from 0"
+        part += f", which has learnt from the {' and the '.join(learnt)} of its teacher" if learnt else ""
         write_classifier_card_of_run(
             task, runs[system]["metrics"], config, summary, folder / MODEL_FOLDER / system, part
         )

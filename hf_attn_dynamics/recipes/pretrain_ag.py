@@ -27,6 +27,7 @@ every N steps on a part of the evaluation text:
 """
 
 import copy
+import itertools
 import json
 import statistics
 import tempfile
@@ -72,7 +73,7 @@ from .checkpoints import load_tokenizer
 from .curves import crossing_line, drawn_log, early_crossing
 from .objectives import PRETRAINING_OBJECTIVES, Objective, Texts
 from .pictures import draw
-from .run import SUMMARY, Run, cpu_only, run_recipe, write_json
+from .run import SUMMARY, Run, cpu_only, named_files, run_recipe, write_json
 from .summaries.pretrain_ag import SUPPRESSED, PretrainSummary
 
 
@@ -108,7 +109,7 @@ def load_corpus_texts(args: PretrainArguments, objective: Objective) -> tuple[Te
         return *objective.embedded(), "documentation of Python and of installed libraries"
     hub = {"dataset_name": args.dataset_name, "dataset_config": args.dataset_config}
     train = objective.load(args.train_file, **hub, split=args.dataset_split)
-    name = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
+    name = args.dataset_name or named_files(args.train_file)
     if args.validation_file:
         return train, objective.load(args.validation_file), name
     if args.validation_split:
@@ -272,10 +273,10 @@ def prepare(
         config = objective.config(tokenizer, guidance_of(args, tokenizer))
         train = objective.examples(train_texts, tokenizer, training_args.seed)
         evaluation = objective.examples(validation_texts, tokenizer, training_args.seed)
-        evaluation = Dataset.from_list(list(evaluation.take(args.max_eval_examples)))
-        warn_of_unknown(evaluation["input_ids"], tokenizer, corpus_name)
+        evaluation = Dataset.from_list(list(itertools.islice(evaluation, args.max_eval_examples)))
         if not len(evaluation):
             raise ValueError("the evaluation text has no example; add text.")
+        warn_of_unknown(evaluation["input_ids"], tokenizer, corpus_name)
         collator = objective.collator(tokenizer, objective.frequencies(train, tokenizer), training_args.seed)
     batch = training_args.train_batch_size * training_args.world_size
     if not args.streaming and len(train) < batch:

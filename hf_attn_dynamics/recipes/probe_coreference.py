@@ -35,7 +35,6 @@ from transformers import (
 )
 
 from .. import CoreferenceScores, coreference_accuracy
-from .._refusals import refuse_bad_input
 from .._tables import format_table
 from ..analysis.plots.base import plot_head_maps
 from ..data import (
@@ -142,12 +141,11 @@ def probe_model(
     if not missing:
         return
     make, tokenizer = source
-    with refuse_bad_input():
-        model = make().to(device)
-        for data, kind in missing.items():
-            settings = {"batch_size": args.batch_size, "progress": not args.disable_tqdm, **args.competing(kind)}
-            scores = coreference_accuracy(model, tokenizer, items[name, data], **settings)
-            scores.save(scores_file(folder, name, data))
+    model = make().to(device)
+    for data, kind in missing.items():
+        settings = {"batch_size": args.batch_size, "progress": not args.disable_tqdm, **args.competing(kind)}
+        scores = coreference_accuracy(model, tokenizer, items[name, data], **settings)
+        scores.save(scores_file(folder, name, data))
 
 
 def rows_of_scores(model: str, data: str, scores: CoreferenceScores) -> list[CoreferenceRow]:

@@ -99,6 +99,10 @@ class PruneTrainingArguments(HeadwiseTrainingArguments):
     latency_batch: int = flag(8, "Batch size of the timed forward passes.")
     latency_length: int | None = flag(None, "Tokens per text in the timed passes; max_length by default.")
 
+    def used_with(self) -> dict[str, tuple[str, ...]]:
+        """Nothing, since `keep` is a target as well, and times are measured in any case."""
+        return {}
+
     def __post_init__(self):
         self.use_cpu = self.use_cpu or cpu_only()
         for name, value, instead in (("max_steps", self.max_steps, "num_train_epochs"),
@@ -219,7 +223,8 @@ class Pruning:
     def examples(self) -> Any:
         """Batches of examples, on which importance is computed and projections are refitted."""
         args, training_args = self.args, self.training_args
-        examples = self.scored.shuffle(seed=training_args.seed).take(args.importance_examples)
+        count = min(args.importance_examples, len(self.scored))
+        examples = self.scored.shuffle(seed=training_args.seed).select(range(count))
         batch_size = training_args.per_device_train_batch_size
         return DataLoader(examples, batch_size=batch_size, collate_fn=self.data["data_collator"])
 

@@ -9,7 +9,6 @@ image                  a small ViT or DeiT, or a checkpoint, on images that are 
 
 import math
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +55,7 @@ from .classifying import (
     warn_of_repeats,
     without_blanks,
 )
+from .run import named_files
 from .small_models import (
     CAUSAL_CLASS,
     CAUSAL_ENDINGS,
@@ -184,7 +184,7 @@ class PruningTask:
             self.validation = self.load(None, **hub, split=args.validation_split)
         else:
             raise ValueError("there is no text to evaluate on; give --validation_file.")
-        self.text = args.dataset_name or ", ".join(Path(file).name for file in args.train_file)
+        self.text = args.dataset_name or named_files(args.train_file)
 
     def embedded(self) -> tuple[Dataset, Dataset, str]:
         raise NotImplementedError

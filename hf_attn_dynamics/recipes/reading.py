@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data import Tree, embedded_corpus, embedded_trees, load_conllu, load_texts
+from ..data.tables import column_of_flag
 from .arguments.reading import ReadingArguments
 from .checkpoints import load_checkpoint, load_config, load_tokenizer
 from .demonstration import demonstration_model
@@ -35,7 +36,8 @@ def load_sentences(args: ReadingArguments) -> tuple[list[Tree], list[str]]:
         parsed = [name for name in args.data if holds_trees(name)]
         plain = [name for name in args.data if name not in parsed]
         trees = load_conllu(parsed) if parsed else []
-        rows = load_texts(plain, None, text_column=args.text_column, streaming=True) if plain else []
+        column = column_of_flag(args.text_column)
+        rows = load_texts(plain, None, text_column=column, streaming=True) if plain else []
         texts = (row["text"] for row in rows)
     trees = trees[: args.max_examples]
     left = None if args.max_examples is None else args.max_examples - len(trees)

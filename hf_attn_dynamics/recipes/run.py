@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUMMARY, CONFIG, INPUTS, LOCK = "summary.json", "config.yaml", ".inputs.json", ".lock"
+PROCESSES = "number of processes"  # beside the inputs
 # Flags that may change when a run is resumed.
 NOT_OF_THE_RUN = (
     "resume",
@@ -68,12 +69,16 @@ def use_threads(number: int | None = None) -> None:
     state = PartialState()
     if state.device.type != "cpu":
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(number or _threads_of_user() or max(1, cores // state.num_processes))
+    torch.set_num_threads(number or _threads_of_user() or max(1, num_cores() // state.num_processes))
     if state.is_main_process:
         count = torch.get_num_threads()
         of_each = " a process" if state.num_processes > 1 else ""
         print(f"Computing on the CPU with {count} thread{'s' * (count > 1)}{of_each}.")
+
+
+def num_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _threads_of_user() -> int | None:
@@ -113,6 +118,11 @@ def share_out(items: Sequence[str], make: Callable[[str], None]) -> None:
         with refuse_bad_input(everywhere=True):
             make(item)
     state.wait_for_everyone()
+
+
+def named_files(files: Sequence[str]) -> str:
+    """Names of files without their folders, for summaries and cards."""
+    return ", ".join(Path(file).name for file in files)
 
 
 def save_made(model: "PreTrainedModel", folder: str | Path) -> None:
@@ -194,15 +204,26 @@ def check_output_dir(folder: str | Path, config: dict[str, Any], resume: bool, *
                 f"output_dir {folder} holds a run on {name}, which has changed since; name another folder, or "
                 "restore the file."
             )
+    processes = PartialState().num_processes
+    if inputs.get(PROCESSES, processes) != processes:
+        raise ValueError(
+            f"output_dir {folder} holds a run in {inputs[PROCESSES]} processes, which cannot be resumed in "
+            f"{processes}, whose batches are others; start as many processes, or name another folder."
+        )
     return folder
 
 
 def _inputs(config: dict[str, Any]) -> dict[str, str]:
     """Fingerprints of the files and folders that a run reads, by their names in its values."""
     values = [one for value in config.values() for one in (value if isinstance(value, list) else [value])]
-    # A value without a separator is a path only if it is a file: a folder may have the name by chance.
-    paths = [value for value in values if isinstance(value, str) and (os.sep in value or Path(value).is_file())]
-    return {path: print_ for path in paths if (print_ := fingerprint(path)) is not None}
+    found = {}
+    for value in values:
+        # Several flags take `NAME=PATH`.
+        for path in (value, value.partition("=")[2]) if isinstance(value, str) else ():
+            # Without a separator it is a path only if it is a file or pattern: a folder may have the name by chance.
+            if os.sep in path or os.path.isfile(path) or any(sign in path for sign in "*?["):
+                found[value] = found.get(value) or fingerprint(path)
+    return {name: print_ for name, print_ in found.items() if print_ is not None}
 
 
 _locks: dict[Path, FileLock] = {}
@@ -234,7 +255,7 @@ def begin_run(folder: str | Path, config: dict[str, Any]) -> None:
                 ) from None
         _locks[folder] = lock
     write_yaml(folder / CONFIG, config)
-    write_json(folder / INPUTS, _inputs(config))
+    write_json(folder / INPUTS, {**_inputs(config), PROCESSES: PartialState().num_processes})
 
 
 def write_json(path: str | Path, values: Any) -> None:
@@ -320,13 +341,23 @@ def read_summaries(folders: Iterable[str | Path], alike: tuple[str, ...] = ()) -
     return summaries
 
 
+def _program() -> list[str]:
+    """The words that start the recipe of this process, after `accelerate launch` unless they are `hf-attn NAME`."""
+    script = Path(sys.argv[0])
+    if script.name.startswith(f"{PROGRAM} "):
+        return script.name.split()
+    if script.resolve().parent == Path(__file__).parent:
+        return ["-m", f"{__package__}.{script.stem}"]
+    try:
+        relative = os.path.relpath(script)
+    except ValueError:  # another drive
+        return [script.name]
+    return [script.name if relative.startswith(os.pardir) else relative]
+
+
 def provenance(seed: int, device: str) -> dict[str, Any]:
     """Origin of results: seed, device, command and versions, as flat keys of a summary."""
-    script = os.path.relpath(sys.argv[0])
-    if script.startswith(os.pardir):
-        script = Path(script).name
-    # `hf-attn NAME` is two words.
-    words = script.split() if script.startswith(f"{PROGRAM} ") else [script]
+    words = _program()
     packages = ("transformers", "torch", "accelerate", "datasets", "tokenizers")
     return {
         "seed": seed,

@@ -54,7 +54,7 @@ from .classifying import (
     train_classifier,
 )
 from .pictures import draw
-from .run import SUMMARY, Run, run_recipe, write_csv
+from .run import SUMMARY, Run, named_files, run_recipe, write_csv
 from .summaries.base import rows_table
 from .summaries.supervise_classifier import SYSTEMS, RationaleRow, RationaleSummary
 
@@ -302,7 +302,7 @@ def summarise(runs: dict[str, dict[str, Any]], task: RationaleTask, splits: dict
         rows=rows,
         guidance_loss=args.guidance_loss,
         guidance_weight_initial=runs["guided"]["guidance_weight_initial"],
-        lexicon=", ".join(Path(file).name for file in args.lexicon_file) if args.lexicon_file else task.text,
+        lexicon=named_files(args.lexicon_file) if args.lexicon_file else task.text,
         lexicon_words=len(task.lexicon),
         with_rationale={split: task.with_rationale(split) for split in splits},
         labels=task.labels,

@@ -30,6 +30,7 @@ from ..data import (
     tree_targets,
 )
 from .arguments.supervise_mlm import SuperviseArguments
+from .run import named_files
 from .summaries.probe_coreference import BASELINES
 
 
@@ -83,7 +84,7 @@ class SupervisedTask:
         if args.train_file:
             items = sampled(self.load_train(), args.max_examples)
             self.tests = {name: sampled(own, args.max_test_examples) for name, own in self.load_tests().items()}
-            self.text = ", ".join(args.train_file)
+            self.text = named_files(args.train_file)
         else:
             items, self.tests = self.embedded(), {}
             items, self.tests[TEST] = divided(items, TEST_EVERY)

@@ -30,7 +30,7 @@ from .sweep_plots import plot_heat_maps
 from .sweeps import Sweep, collect, over_seeds, run_sweep, table
 
 
-def publish(sweep: Sweep, folder: Path, failed: int) -> str:
+def publish(sweep: Sweep, folder: Path) -> str:
     """Writes the tables, the heat map and the summary; returns the table."""
     rows = collect(sweep, folder)
     means = over_seeds(sweep, rows)
@@ -43,6 +43,8 @@ def publish(sweep: Sweep, folder: Path, failed: int) -> str:
         draw(plot_heat_maps, folder / "heat_map.png", *heat_maps(sweep, means), names, sweep.digits, seeds)
     runs = len({tuple(row[key] for key in ("variant", *sweep.grid, "seed")) for row in rows})
     origin = {key: value for key, value in provenance(sweep.seeds[0], "").items() if key not in ("seed", "device")}
+    # Runs that were stopped count as well.
+    failed = len(sweep.runs()) - runs
     write_json(folder / SUMMARY, {"means": means, "runs": runs, "failed": failed, **origin})
     return text
 
@@ -91,7 +93,7 @@ def main(args: SweepArguments) -> str:
                 failed = run_sweep(sweep, sweep.recipe, folder, args.jobs, args.resume)
             for name, line in failed.items():
                 print(f"{name} failed: {line}")
-        text = publish(sweep, folder, len(failed))
+        text = publish(sweep, folder)
     print(text)
     print(f"\nEverything is in {folder}: {SUMMARY}, table.md, runs.csv.")
     if failed:

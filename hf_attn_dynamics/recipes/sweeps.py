@@ -42,7 +42,7 @@ from . import JOBS
 from .arguments.parsing import read_yaml
 from .ledger import number_at
 from .new_process import process_context
-from .run import SUMMARY, check_output_dir, read_summaries, write_yaml
+from .run import SUMMARY, check_output_dir, num_cores, read_summaries, write_yaml
 
 
 SWEEP = "sweep.yaml"
@@ -237,7 +237,7 @@ def run_sweep(
         raise ValueError(f"recipe {recipe} of the sweep does not exist; name one of {', '.join(JOBS)}, or a path.")
     folder = _checked_folder(sweep, folder, resume)
     waiting = [run for run in sweep.runs() if not (folder / "runs" / run.name / SUMMARY).is_file()]
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, num_cores() // jobs)
     starter = process_context([__name__])
     running: dict[int, tuple[SweepRun, BaseProcess]] = {}
     failed: dict[str, str] = {}

@@ -58,7 +58,7 @@ from ..models.head_settings import GateSettings
 from ..models.head_sites import SITE_KINDS
 from ..training import StepTimer
 from ..training.sharding import whole_model
-from .arguments.base import check_names, flag
+from .arguments.base import check_names, flag, refuse_flags
 from .arguments.train_translation import PRESETS, PruningArguments
 from .pictures import draw
 from .run import SUMMARY, Run, run_recipe, write_csv
@@ -106,6 +106,10 @@ class PruningTrainingArguments(TranslationTrainingArguments):
         "target_heads": "set keep",
     }
 
+    def used_with(self) -> dict[str, tuple[str, ...]]:
+        """Without arguments of a target number of heads, which `keep` is."""
+        return {name: targets for name, targets in super().used_with().items() if "target_heads" not in targets}
+
     def __post_init__(self):
         penalties = self.gate_penalty
         if penalties is not None:
@@ -117,6 +121,8 @@ class PruningTrainingArguments(TranslationTrainingArguments):
         self.gate_penalty = 0.0
         super().__post_init__()
         self.gate_penalty = penalties
+        if penalties is not None:
+            refuse_flags(self, dict.fromkeys(("target_warmup", "target_learning_rate"), "gate_penalty has no target"))
 
 
 def schedule_after(steps: int, training_args: PruningTrainingArguments) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ..models.ignored_labels import is_labelled
 from ..training import GuidanceCollator, check_trainer_arguments, show_progress, train_from_newest
 from .arguments.base import OF_A_TEACHER, flag, refuse_flags
 from .arguments.translation import TextArguments, TransformerArguments
-from .run import cpu_only
+from .run import cpu_only, named_files
 from .summaries.base import Summary
 from .summaries.translation import CorpusFacts
 
@@ -124,7 +124,7 @@ def load_pairs(args: TextArguments) -> tuple[dict[str, Dataset], str]:
     pairs = {name: load(name, split) for name, split in splits.items()}
     if pairs["validation"] is None:
         raise ValueError("no text to evaluate on; give validation_source_file.")
-    name = args.dataset_name or ", ".join(Path(file).name for file in [*args.source_file, *(args.target_file or [])])
+    name = args.dataset_name or named_files([*args.source_file, *(args.target_file or [])])
     return {name: one for name, one in pairs.items() if one is not None}, name
 
 

@@ -211,7 +211,21 @@ class HeadwiseArguments:
             raise ValueError(
                 f"distillation_temperature={self.distillation_temperature} needs a distillation_weight above 0."
             )
+        for name, targets in self.used_with().items():
+            if getattr(self, name) != getattr(type(self), name) and not any(map(self._is_set, targets)):
+                raise ValueError(f"{name}={getattr(self, name)} needs {' or '.join(targets)}.")
         super().__post_init__()
+
+    def used_with(self) -> dict[str, tuple[str, ...]]:
+        """Arguments that have an effect only together with one of some others."""
+        of_speed = ("target_speedup", "target_flops")
+        return {
+            **dict.fromkeys(("target_warmup", "target_learning_rate"), ("target_heads", *of_speed)),
+            **dict.fromkeys(("latency_batch", "latency_length"), of_speed),
+        }
+
+    def _is_set(self, name: str) -> bool:
+        return getattr(self, name) is not None
 
     @classmethod
     def names(cls) -> list[str]:

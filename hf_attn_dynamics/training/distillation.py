@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..analysis.attention_inputs import AttentionReader, unlabelled_arguments
-from ..analysis.model_views import evaluation_view
+from ..analysis.model_views import ModelView, evaluation_view
 from ..analysis.running import longest_input, on_device, real_tokens, unwrapped
 from ..models.attention_distillation import AttentionInputs, taught_loss
 from ..models.guidance_settings import GuidanceSettings
@@ -89,6 +89,7 @@ class Teacher:
         }
         # For logits alone, attention need not be readable.
         self._reader = self._new_reader() if self._site_of else None
+        self._view: ModelView | None = None  # without a reader
         own_layers = {layer.site: layer for layer in locate_heads(student)} if self._site_of else {}
         for own, other in self._site_of.items():
             if own in own_layers:
@@ -138,7 +139,9 @@ class Teacher:
         options = {"output_hidden_states": self._chosen_states} if self.hidden_layers else {}
         if self._reader is None:
             arguments = {**unlabelled_arguments(self.model, batch), **options}
-            outputs, found = evaluation_view(self.model).root(**arguments, return_dict=True), {}
+            if self._view is None or not self._view.is_current():
+                self._view = evaluation_view(self.model)
+            outputs, found = self._view.root(**arguments, return_dict=True), {}
         else:
             outputs, found = self._reader(batch, **options)
         attention = {own: found[other] for own, other in self._site_of.items()}

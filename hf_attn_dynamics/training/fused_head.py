@@ -6,6 +6,8 @@ from types import MethodType
 
 from torch import nn
 
+from ..models.compat import is_fused_by_trl
+
 
 def add_head_losses_to_fused_head(model: nn.Module) -> None:
     """Adds guidance and gates to `model(…, fused_lm_head=True)`, in place.
@@ -16,16 +18,16 @@ def add_head_losses_to_fused_head(model: nn.Module) -> None:
     Args:
         model (`nn.Module`): A headwise model; unchanged if trl has not replaced its forward method.
     """
-    replaced = model.forward
-    # trl's method has the signature of the class, but its own `__kwdefaults__`.
-    if "fused_lm_head" not in (getattr(replaced, "__kwdefaults__", None) or {}) or hasattr(replaced, "has_heads"):
+    if not is_fused_by_trl(model.forward):
         return
+    # Unbound, since copies and views of the model have this method too.
+    fused = model.forward.__func__
 
     @wraps(type(model).forward)
     def forward(self, *args, fused_lm_head=False, **kwargs):
         if not fused_lm_head:
-            return replaced(*args, **kwargs)
-        return self._forward(lambda self, **inputs: replaced(**inputs, fused_lm_head=True), kwargs)
+            return type(self).forward(self, *args, **kwargs)
+        return self._forward(lambda self, **inputs: fused(self, **inputs, fused_lm_head=True), kwargs)
 
     forward.has_heads = True
     model.forward = MethodType(forward, model)

@@ -56,7 +56,9 @@ def expected_open(gates: dict[HeadSite, HardConcreteGate]) -> dict[str, torch.Te
     """Expected number of open heads or units at each kind of site, scalars."""
     expected: dict[str, torch.Tensor] = {}
     for site, gate in gates.items():
-        expected[site.kind] = expected.get(site.kind, 0.0) + gate.expected_open()
+        count = gate.expected_open()
+        # Layers may be on several devices.
+        expected[site.kind] = expected[site.kind] + count.to(expected[site.kind]) if site.kind in expected else count
     return expected
 
 
@@ -128,7 +130,8 @@ class TargetHeads(GateTarget):
     @torch.no_grad()
     def step(self, model: PreTrainedModel, step: int, max_steps: int) -> torch.Tensor:
         gates = model.head_gates().values()
-        counted = sum(_product(*gate.approximate_counts()) for gate in gates)
+        counts = [_product(*gate.approximate_counts()) for gate in gates]
+        counted = sum(count.to(counts[0]) for count in counts)
         planned = target_heads_at(step, max_steps, self.total, self.target, self.warmup)
         # Heads may have been removed during the run.
         return self._weight(counted - min(planned, sum(gate.num_elements for gate in gates)))

@@ -70,6 +70,8 @@ class HeadLossMixin(LabelEvaluationMixin, TeacherMixin):
         Raises:
             ValueError: if the stream has too few micro-batches for a single step.
         """
+        # Callbacks of the step before may have removed gates.
+        self._follow_model()
         samples, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not self.is_headwise or not samples:
             return samples, num_items

@@ -146,7 +146,14 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
             callbacks.insert(0, plan.watch)
 
     def _check_sharding(self, model: PreTrainedModel) -> None:
-        """Raises ValueError if gates are sharded so that their values are not known outside their forward pass."""
+        """Raises ValueError if parts of heads or sentences are in other processes, or the values of gates unknown."""
+        sizes = {"tensors": self.get_tp_size(), "contexts": self.get_cp_size(), "sequences": self.get_sp_size()}
+        for what, size in sizes.items():
+            if size > 1:
+                raise ValueError(
+                    f"headwise models do not support parallelism over {what} (here {size} processes): train with data "
+                    "parallelism or FSDP2, or load a model without guidance and gates by its stock class."
+                )
         is_fsdp1 = self.is_fsdp_enabled and not self.accelerator.is_fsdp2
         is_zero3 = self.is_deepspeed_enabled and self.accelerator.state.deepspeed_plugin.zero_stage == 3
         if gates_of(model) and (is_fsdp1 or is_zero3):
@@ -225,6 +232,7 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
 
     def log(self, logs, start_time=None):
         """Adds to the log the mean of each loss term over the logging window, and accuracies in its last step."""
+        self._follow_model()
         terms = {}
         if "loss" in logs or "train_loss" in logs:
             terms = self._window.means(self.state.global_step, lambda means: self.accelerator.reduce(means, "mean"))
@@ -276,9 +284,8 @@ class HeadwiseTrainerMixin(HeadLossMixin, PrunableMixin):
         Raises:
             ValueError: if the model has no gates; see also [`prune_closed_gates`].
         """
-        model = self._plain_model
+        model, before = self._plain_model, self._named_parameters()
         pruned = prune_closed_gates(whole_model(model))
         if pruned is model:
-            self.model_wrapped = self.model
-            self._model_changed()
+            self._parameters_replaced(before)
         return pruned

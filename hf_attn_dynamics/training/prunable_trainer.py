@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, Trainer
+from transformers import GenerationConfig, PreTrainedModel, Trainer
 from transformers.training_args import OptimizerNames
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from .._files import read_json
 from ..models.added_biases import add_output_biases
-from ..models.compat import attention_kernel
+from ..models.compat import activate_neftune, attention_kernel
 from ..models.head_gates import gates_of, remove_gates
 from ..models.head_pruning import prune_heads
 from ..models.head_roles import locate_heads
@@ -136,6 +136,25 @@ class PrunableMixin(ResumedTrainingMixin):
             self.model_wrapped = _rewrapped(self.model_wrapped, self.model, self.accelerator.ddp_handler)
         self._model_changed()
 
+    def _parameters_replaced(self, before: dict[str, nn.Parameter]) -> None:
+        """Follows replaced parameters, also outside training.
+
+        Args:
+            before (`dict[str, nn.Parameter]`): Parameters before they were replaced, by name.
+        """
+        if self._held:
+            self._follow_model()
+            return
+        now = self._named_parameters()
+        replaced = {name: parameter for name, parameter in before.items() if now.get(name) is not parameter}
+        if self._is_optimizer_own:
+            # The next training creates another one; until then, the memory of this one is freed.
+            _forget(self.optimizer, replaced)
+        elif self.optimizer is not None:
+            _exchange(self.optimizer, replaced, now)
+        self.model_wrapped = self.model
+        self._model_changed()
+
     # ---- Checkpoints with other heads ----
 
     def _load_best_model(self):
@@ -145,7 +164,8 @@ class PrunableMixin(ResumedTrainingMixin):
 
     def _take_heads_of(self, folder: str | Path) -> None:
         """Rebuilds the model with the heads and gates of a checkpoint, if they differ."""
-        model = self._plain_model
+        model, before = self._plain_model, self._named_parameters()
+        embeddings = model.get_input_embeddings() if self.neftune_noise_alpha is not None else None
         if not take_heads_of(model, folder):
             return
         logger.warning(
@@ -156,8 +176,10 @@ class PrunableMixin(ResumedTrainingMixin):
             settings = dict(self.args.activation_checkpointing_kwargs or {})
             own = {name: settings.pop(name) for name in ("every_n_layers", "offload") if name in settings}
             model.activation_checkpointing_enable(settings or None, **own)
+        if self.neftune_noise_alpha is not None and model.get_input_embeddings() is not embeddings:
+            self.neftune_hook_handle = activate_neftune(model, self.neftune_noise_alpha)
         self._held = {}
-        self._model_changed()
+        self._parameters_replaced(before)
 
 
 class PrunableTrainer(PrunableMixin, Trainer):
@@ -173,7 +195,12 @@ def _exchange(
         # Empty groups are kept, since schedules have a rate for each group.
         followed = [successors.get(id(parameter), parameter) for parameter in group["params"]]
         group["params"] = [parameter for parameter in followed if parameter is not None]
-    for parameter in replaced.values():
+    _forget(optimizer, replaced)
+
+
+def _forget(optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+    """Drops the state of parameters."""
+    for parameter in parameters.values():
         optimizer.state.pop(parameter, None)
 
 
@@ -254,3 +281,6 @@ def _rebuild(model: PreTrainedModel, folder: str | Path) -> None:
         for name, value in part:
             setattr(model, name, value)
     model.config = fresh.config
+    if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
+        # Whisper's names heads.
+        model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -51,6 +51,14 @@ class ResumedTrainingMixin(TrainingHooksMixin):
         finally:
             self._resumed_from = None
 
+    def _begin_training(self) -> None:
+        super()._begin_training()
+        best = self.state.best_model_checkpoint
+        moved = best and Path(self.args.output_dir) / Path(best).name
+        if moved and not Path(best).is_dir() and moved.is_dir():
+            # The stock trainer would silently keep the last weights if the folder of a run has been moved.
+            self.state.best_model_checkpoint = str(moved)
+
     def _init_training_state(self, max_steps, num_steps, num_epochs, resume_from_checkpoint, trial):
         """Number of the epoch, and of the micro-batch within it, at which training starts."""
         begins = super()._init_training_state(max_steps, num_steps, num_epochs, resume_from_checkpoint, trial)

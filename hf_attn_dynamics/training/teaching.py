@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..analysis.running import unwrapped
+from ..models.compat import is_fused_by_trl
 from ..models.head_gates import remove_gates
 from ..models.head_losses import labelled_rows
 from .distillation import (
@@ -164,6 +165,8 @@ def _copy_without_gates(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a model with all of its remaining heads and units, which belongs to no folder."""
     teacher = copy.deepcopy(model)
     teacher.name_or_path = ""
+    if is_fused_by_trl(teacher.forward):
+        del teacher.forward
     if getattr(teacher.config, "gates", None) is not None:
         remove_gates(teacher)
     return teacher.requires_grad_(False)

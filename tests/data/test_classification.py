@@ -19,6 +19,7 @@ from hf_attn_dynamics.data import (
     load_classification,
     load_texts,
 )
+from hf_attn_dynamics.data.files import find_files
 
 
 ROWS = [("a fine film", "pos"), ('it "drags", a bit', "neg"), ("Größe", "pos")]
@@ -178,6 +179,22 @@ def test_numbers_can_be_given_names(tmp_path):
     path = write(tmp_path / "a.tsv", ("a", 1), ("b", 0))
     dataset = load_classification(path, label_names=["negative", "positive"])
     assert labels(dataset) == ["positive", "negative"]
+
+
+def test_a_split_without_the_last_class_is_numbered_as_the_others(tmp_path):
+    names = ["world", "sports", "business"]
+    part = write(tmp_path / "part.tsv", ("a", 1), ("b", 2))
+    with pytest.raises(ValueError, match="has the numbers 1, 2, neither 0 nor 3, so that label_names world, sports, "):
+        load_classification(part, label_names=names)
+    assert labels(load_classification(part, label_names=names, first_label=1)) == ["world", "sports"]
+    assert labels(load_classification(part, label_names=names, first_label=0)) == ["sports", "business"]
+    whole = write(tmp_path / "whole.tsv", ("a", 3), ("b", 2))
+    assert labels(load_classification(whole, label_names=names)) == ["business", "sports"]
+    with pytest.raises(ValueError, match="add names for 3"):
+        load_classification(whole, label_names=names, first_label=0)
+    for settings in ({"first_label": 1}, {"first_label": 2, "label_names": names}):
+        with pytest.raises(ValueError, match="first_label must be 0 or 1, beside label_names"):
+            load_classification(whole, **settings)
 
 
 def test_names_can_be_given_an_order_with_classes_that_are_absent(tmp_path):
@@ -560,3 +577,5 @@ def test_hidden_folders_are_not_read(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "one.txt").write_text(folder)
     assert load_class_files({"good": tmp_path / "good", "bad": tmp_path / "bad"})["text"][:] == ["good", "bad"]
+    (tmp_path / "good" / ".one.txt").touch()
+    assert find_files(tmp_path, (".txt",)) == [tmp_path / "bad" / "one.txt", tmp_path / "good" / "one.txt"]

@@ -23,6 +23,7 @@ from hf_attn_dynamics.models.head_pruning import apply_pruned_heads, locate_head
 from hf_attn_dynamics.models.head_roles import HeadRoles, register_attention
 from hf_attn_dynamics.models.head_sites import HeadSite, config_value, kinds_of
 from hf_attn_dynamics.models.pruned_checkpoints import load_pruned
+from hf_attn_dynamics.models.retained import lowest_scored
 
 
 EVERY = list(STOCK_MODELS)
@@ -1134,3 +1135,21 @@ def test_a_paged_cache_is_refused_by_name():
         ValueError, match=r"heads were removed from layer 0, but the paged cache of generate_batch\(\) has the same"
     ):
         attention(states, position_embeddings=positions, attention_mask=None, cache=paged)
+
+
+def test_groups_of_different_sizes_fill_the_budget():
+    groups = {HeadSite("encoder", 0): [[0], [1], [2]], HeadSite("decoder", 0): [[0, 1], [2, 3]]}
+    counts = {HeadSite("encoder", 0): 3, HeadSite("decoder", 0): 4}
+    scores = {"encoder": [[1.0, 9.0, 2.0]], "decoder": [[3.0, 3.0, 1.0, 2.0]]}
+
+    def removed(keep):
+        return lowest_scored(keep, scores, groups, counts, "head")
+
+    # By the sums 9, 6, 3, 2 and 1; with three heads, the second pair of the decoder does not fit any more.
+    assert removed(1) == {HeadSite("encoder", 0): [2, 0], HeadSite("decoder", 0): [0, 1, 2, 3]}
+    assert removed(3) == {HeadSite("encoder", 0): [2, 0], HeadSite("decoder", 0): [2, 3]}
+    assert removed(4) == {HeadSite("encoder", 0): [0], HeadSite("decoder", 0): [2, 3]}
+    assert removed(7) == {}
+    groups[HeadSite("encoder", 0)] = [[0, 1, 2]]
+    with pytest.raises(ValueError, match="keep=4 cannot be reached with groups of 2 and 3 heads .*: keep 3, or give"):
+        removed(4)

@@ -8,6 +8,7 @@ from stock_models import STOCK_MODELS, TEXT, build_stock, stock_inputs
 from tiny_models import CLASSES, batch_for, headwise_class, stock_config, tiny_model, vivid
 from transformers import ElectraForPreTraining
 
+import hf_attn_dynamics as had
 from hf_attn_dynamics.models.head_losses import loss_terms_of, mean_loss, sentence_losses
 
 
@@ -188,3 +189,41 @@ def test_losses_of_micro_batches_add_up_to_the_loss_of_the_whole(kind, head):
         torch.testing.assert_close(sum(part[name] for part in parts), whole[name], rtol=1e-6, atol=0)
     expected = whole.task_loss + 0.3 * whole.guidance_loss + 0.01 * whole.gate_penalty
     torch.testing.assert_close(whole.loss, expected, rtol=1e-6, atol=0)
+
+
+def mixture_of_experts(name):
+    """A headwise mixture of experts whose routers have a loss."""
+    stock = build_stock(name)
+    cls = getattr(had, f"Headwise{type(stock).__name__}")
+    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 1}
+    routers = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**{**STOCK_MODELS[name][2], **experts, **routers})).double().eval()
+    inputs = stock_inputs(stock)
+    return model, {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "mixtral", "qwen2-moe", "qwen3-moe"])
+def test_the_loss_of_routers_is_a_mean_over_forward_passes(name):
+    model, batch = mixture_of_experts(name)
+    alone, counted = both(model, batch)
+    torch.testing.assert_close(counted, alone, rtol=1e-6, atol=0, check_dtype=False)
+    counts = {**model.count_labels(batch), "forward_passes": 2}
+    parts = [
+        model(**{key: value[rows] for key, value in batch.items()}, num_items_in_batch=counts)
+        for rows in (slice(0, 1), slice(1, None))
+    ]
+    unlabelled = model(**{key: value for key, value in batch.items() if key != "labels"})
+    balance = torch.stack([part.aux_loss for part in parts])
+    assert (balance > 0.1).all()
+    assert balance[0] != balance[1]
+    expected = alone - 0.5 * unlabelled.aux_loss + 0.5 * balance.mean()
+    torch.testing.assert_close(sum(part.loss for part in parts), expected, rtol=1e-6, atol=0, check_dtype=False)
+
+
+def test_a_loss_function_of_the_user_is_not_replaced_in_silence():
+    model, batch = tiny_model("bert", "LMHeadModel", is_decoder=True, guidance=None), labelled("bert", "LMHeadModel")
+    model.loss_function = lambda logits, labels, **kwargs: logits.sum()
+    torch.testing.assert_close(model(**batch).loss, model(**batch).logits.sum())
+    with pytest.raises(ValueError, match="the loss_function of HeadwiseBertLMHeadModel has been replaced"):
+        model(**batch, num_items_in_batch=model.count_labels(batch))

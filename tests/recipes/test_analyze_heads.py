@@ -219,6 +219,12 @@ def test_of_a_treebank_the_trees_are_read_and_not_its_license(files, tmp_path):
     assert texts == [tree.text for tree in embedded_trees()[:5]] + ["word " * 60]
 
 
+def test_a_column_of_a_table_may_be_a_position(tmp_path):
+    (tmp_path / "rows.tsv").write_text("1\tA cat sat.\n2\tA dog ran.\n")
+    args = reading.ReadingArguments(data=[f"{tmp_path}/rows.tsv"], text_column="1")
+    assert reading.load_sentences(args) == ([], ["A cat sat.", "A dog ran."])
+
+
 def test_sentences_are_taken_from_the_first(files, tmp_path):
     data = f"{files}/trees.conllu {files}/text.txt"
     slow = {"importance_sentences": 0, "relevance_sentences": 0}

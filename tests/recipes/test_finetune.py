@@ -455,6 +455,7 @@ def test_a_text_that_is_trained_and_evaluated_on_is_said(tmp_path, text, caplog)
             {"class_names": "tom"},
             "class_names is ['tom'], but the files have the labels cat, dog; add names for cat, dog",
         ),
+        ({"first_label": 1}, "first_label must be 0 or 1, beside class_names, got 1"),
         ({"data_dir": "{text}"}, "has no effect here; only the tasks cola, "),
         (
             {"task": "token", "class_names": "a b"},

@@ -559,6 +559,7 @@ def test_too_long_a_block_for_a_small_text_is_refused(tmp_path, text, capsys):
         ({"train_file": None, "validation_file": None, "text_column": "q"}, "text_column=q has no effect here"),
         ({"validation_split": "dev"}, "validation_split=dev has no effect here; it needs --dataset_name"),
         ({"min_steps": 0}, "min_steps must be at least 1, got 0"),
+        ({"max_eval_examples": 0}, "max_eval_examples must be at least 1, got 0"),
         ({"guidance_patterns": "nxt"}, "pattern 'nxt'"),
         ({"guidance_heads": '{"next": [4]}'}, "names head 4"),
         ({"guidance_heads": "{next"}, "not valid JSON"),

@@ -375,6 +375,10 @@ def test_translations_that_repeat_themselves_are_cut_short(capsys):
         ({"keep": [3, 3]}, "keep must be non-empty and unique"),
         ({"keep": 3, "gate_penalty": 0.1}, "give one of them"),
         ({"gate_penalty": -1}, "gate_penalty must be above 0"),
+        (
+            {"gate_penalty": 0.1, "target_warmup": 0.2},
+            "target_warmup=0.2 has no effect here; gate_penalty has no target",
+        ),
         ({"gate_penalty": [0.1, 0.1]}, "gate_penalty must be non-empty and unique"),
         ({"gate_sites": "middle"}, "gate_sites must be among encoder, decoder, cross, got 'middle'"),
         ({"gate_sites": []}, "gate_sites"),

@@ -9,7 +9,7 @@ from stock_models import build_stock
 from tiny_models import SIZES
 from tiny_training import STILL, build, collate, examples, trainer
 from torch.nn.utils import parameters_to_vector
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, Trainer, TrainerCallback
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, GenerationConfig, Trainer, TrainerCallback
 
 from hf_attn_dynamics import HeadwiseTrainer, prune_closed_gates, prune_heads
 from hf_attn_dynamics.models.head_roles import locate_heads
@@ -319,3 +319,115 @@ def test_a_mixture_of_experts_takes_the_heads_of_a_checkpoint(tmp_path):
     fewer.save_pretrained(tmp_path)
     assert take_heads_of(model, tmp_path)
     assert [layer.heads for layer in locate_heads(model)] == [layer.heads for layer in locate_heads(fewer)]
+
+
+def with_optimizer(folder, model, *callbacks, **settings):
+    """A trainer with an optimizer of the user, of all parameters of the model in two groups."""
+    of_gates = [p for name, p in model.named_parameters() if "log_alpha" in name]
+    others = [p for name, p in model.named_parameters() if "log_alpha" not in name]
+    optimizer = torch.optim.AdamW([{"params": others, "lr": 1e-2}, {"params": of_gates, "lr": 0.1}])
+    data = examples("MaskedLM")
+    args = trainer(folder, model, data, **{**NINE, **settings}).args
+    made = HeadwiseTrainer(
+        model, args, data_collator=collate, train_dataset=data, callbacks=[*callbacks], optimizers=(optimizer, None)
+    )
+    return made, optimizer
+
+
+def held_by(optimizer):
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def test_an_optimizer_of_the_user_follows_a_model_that_is_pruned_between_two_trainings(tmp_path):
+    model = model_for(**GATED)
+    made, optimizer = with_optimizer(tmp_path, model, gate_penalty=0.01)
+    made.train()
+    assert made.prune() is model
+    parameters = {id(p) for p in model.parameters()}
+    assert held_by(optimizer) == parameters
+    assert {id(p) for p in optimizer.state} <= parameters
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    made.args.gate_penalty = 0.0
+    made.train()
+    still = [name for name, p in model.named_parameters() if torch.equal(p, before[name]) and "key.bias" not in name]
+    assert still == []
+
+
+def test_an_optimizer_of_the_user_follows_the_heads_of_a_checkpoint(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "gate_penalty": 0.01}
+    ends = []
+    for resume in (None, 2, 6):
+        model = model_for(**GATED)
+        remove = [Remove(remove=prune_closed_gates)] if resume != 6 else []
+        folder = tmp_path if resume is None else tmp_path / f"from-{resume}"
+        if resume == 6:
+            settings["gate_penalty"] = 0.0  # the model of the user has gates, that of the checkpoint has none
+        made, optimizer = with_optimizer(folder, model, *remove, **settings)
+        made.train(resume_from_checkpoint=None if resume is None else str(tmp_path / f"checkpoint-{resume}"))
+        assert held_by(optimizer) == {id(p) for p in model.parameters()}
+        ends.append(parameters_to_vector(model.parameters()))
+    assert all(torch.equal(ends[0], other) for other in ends[1:])
+
+
+def test_the_memory_of_an_optimizer_is_freed_with_the_tensors(tmp_path):
+    model = model_for(**GATED)
+    made = run(tmp_path, model, gate_penalty=0.01)
+    assert made.optimizer.state
+    gone = set(map(id, model.parameters()))
+    made.prune()
+    gone -= set(map(id, model.parameters()))
+    assert gone
+    assert gone.isdisjoint(map(id, made.optimizer.state))
+    made.args.gate_penalty = 0.0
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    made.train()
+    still = [name for name, p in model.named_parameters() if torch.equal(p, before[name]) and "key.bias" not in name]
+    assert still == []
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_log"])
+@pytest.mark.parametrize("target", [{"target_heads": 4}, {"target_flops": 0.8, "latency_length": 16}])
+def test_a_callback_may_prune_with_the_trainer_and_training_continues(tmp_path, event, target):
+    remove = Remove(event, remove=lambda model: made.prune())
+    model = build(guidance=None, **STILL, **GATED)
+    made = trainer(tmp_path, model, examples("MaskedLM"), callbacks=[remove], **NINE, **target)
+    made.train()
+    assert model.head_gates() == {}
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    assert len(logged) == 9
+    assert "gate_penalty" not in logged[-1]
+    now = dict(model.named_parameters())
+    assert [n for n, value in remove.removed.items() if torch.equal(now[n], value) and "key.bias" not in n] == []
+
+
+def test_a_rebuilt_model_has_noisy_embeddings_as_before(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "neftune_noise_alpha": 20.0}
+    whole = model_for()
+    run(tmp_path, whole, **settings)
+    fewer = prune_heads(model_for(), HEADS)
+    run(tmp_path / "again", fewer, resume=str(tmp_path / "checkpoint-4"), **settings)
+    assert torch.equal(*(parameters_to_vector(model.parameters()) for model in (whole, fewer)))
+    assert not hasattr(fewer.get_input_embeddings(), "neftune_noise_alpha")
+
+
+def test_a_rebuilt_model_aligns_by_the_heads_of_the_checkpoint(tmp_path):
+    model = build_stock("whisper")
+    model.generation_config = GenerationConfig(alignment_heads=[[0, 1], [1, 3], [2, 2]])
+    model.save_pretrained(tmp_path)
+    prune_heads(model, {"cross": {0: [0], 1: [0, 1, 2, 3]}})
+    assert model.generation_config.alignment_heads == [[0, 0], [2, 2]]
+    prune_heads(model, {"cross": {2: [0]}})
+    assert model.generation_config.alignment_heads == [[0, 0], [2, 1]]
+    assert take_heads_of(model, tmp_path)
+    assert model.generation_config.alignment_heads == [[0, 1], [1, 3], [2, 2]]
+
+
+@pytest.mark.parametrize("what", ["tp", "cp", "sp"])
+def test_heads_in_other_processes_are_refused(tmp_path, what):
+    class Parallel(HeadwiseTrainer):
+        pass
+
+    setattr(Parallel, f"get_{what}_size", lambda self: 2)
+    args = trainer(tmp_path, model_for(), examples("MaskedLM"), **NINE).args
+    with pytest.raises(ValueError, match="headwise models do not support parallelism over .* 2 processes"):
+        Parallel(model_for(), args, data_collator=collate, train_dataset=examples("MaskedLM"))

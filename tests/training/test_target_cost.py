@@ -19,7 +19,7 @@ from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
 from hf_attn_dynamics.models.head_gates import gates_of
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.models.unit_roles import locate_units
-from hf_attn_dynamics.training.gates import TargetCost, gate_noise
+from hf_attn_dynamics.training.gates import TargetCost, TargetHeads, expected_open, gate_noise
 
 
 ALL = ["heads", "units", "blocks"]
@@ -347,3 +347,30 @@ def test_a_table_is_read_from_its_file(tmp_path):
     assert table.speedup_of(made.prune()) >= 1.5
     with pytest.raises(ValueError, match=r"got a latency_table, but latency_table=.*costs.json is set, too"):
         had.HeadwiseTrainer(gated(), args, latency_table=table)
+
+
+def test_gates_may_be_on_several_devices():
+    model = gated(parts=["heads", "units"])
+    table = flops(model)
+    expected = expected_cost(model, table)
+    # The device `meta` takes values from others, and gives none.
+    first = gates_of(model)[0]
+    first.to("meta")
+    assert expected_open(model.head_gates())["encoder"].device.type == "meta"
+    assert expected_cost(model, table).device.type == "meta"
+    assert TargetHeads(8, 4, 0.1, 0.5).step(model, 0, 4).device.type == "meta"
+    assert expected.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_warmup": 0.1}, "target_warmup=0.1 needs target_heads or target_speedup or target_flops"),
+        ({"target_learning_rate": "1e-3", "gate_penalty": 0.1}, "target_learning_rate=0.001 needs target_heads"),
+        ({"latency_batch": 4, "target_heads": 3}, "latency_batch=4 needs target_speedup or target_flops"),
+        ({"latency_length": 64}, "latency_length=64 needs target_speedup or target_flops"),
+    ],
+)
+def test_arguments_of_a_target_are_refused_without_one(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        HeadwiseTrainingArguments(str(tmp_path), **settings)

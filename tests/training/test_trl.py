@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0.
 """Heads are guided, gated and pruned by the supervised fine-tuning of trl, whose loss is not the model's."""
 
+import copy
 import inspect
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import datasets
@@ -14,6 +16,8 @@ from torch.nn.utils import parameters_to_vector
 from transformers import BertLMHeadModel, PreTrainedTokenizerFast
 
 from hf_attn_dynamics import HeadwiseBertConfig
+from hf_attn_dynamics.analysis import attention_maps, masked_heads
+from hf_attn_dynamics.analysis.model_views import evaluation_view
 from hf_attn_dynamics.models.modeling_headwise import HeadwiseMixin
 from hf_attn_dynamics.training import (
     HeadwiseArguments,
@@ -62,9 +66,13 @@ def build(**changes):
     return HeadwiseBertLMHeadModel(config)
 
 
+def words():
+    tokens = Tokenizer(models.WordLevel({f"word{number}": number for number in range(SIZES["vocab_size"])}, "word3"))
+    special = {"pad_token": "word0", "eos_token": "word2", "unk_token": "word3"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokens, **special)
+
+
 def trainer(folder, model, trainer_class=HeadwiseSFTTrainer, teacher=None, **settings):
-    words = Tokenizer(models.WordLevel({f"word{number}": number for number in range(SIZES["vocab_size"])}, "word3"))
-    tokens = {"pad_token": "word0", "eos_token": "word2", "unk_token": "word3"}
     defaults = {
         "max_steps": 2,
         "per_device_train_batch_size": 2,
@@ -90,7 +98,7 @@ def trainer(folder, model, trainer_class=HeadwiseSFTTrainer, teacher=None, **set
         HeadwiseSFTConfig(str(folder), **{**defaults, **settings}),
         train_dataset=DATA,
         eval_dataset=DATA,
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=words, **tokens),
+        processing_class=words(),
         **({} if teacher is None else {"teacher": teacher}),
     )
 
@@ -238,3 +246,42 @@ def test_supervised_fine_tuning_learns_the_hidden_states_of_a_teacher(tmp_path):
     log = made.state.log_history[0]
     assert log["hidden_distillation_loss"] == pytest.approx(float(expected), rel=1e-4)
     assert log["loss"] == pytest.approx(log["task_loss"] + 2 * log["hidden_distillation_loss"], rel=1e-5)
+
+
+def test_a_copy_of_the_model_teaches_with_its_own_weights(tmp_path):
+    student = build()
+    off = {"guidance_weight": 0.0, "gate_penalty": 0.0}
+    made = trainer(tmp_path, student, teacher="self", hidden_distillation_weight=2.0, **off)
+    batch = collate([{**row, "labels": row["input_ids"]} for row in DATA.to_list()[:4]])
+    teacher = made.teacher.eval()
+    before = teacher(**batch).loss
+    with torch.no_grad(), edited(student):
+        assert teacher(**batch).loss == before
+        assert evaluation_view(teacher).root(**batch).loss == before
+        for settings in ({}, {"fused_lm_head": True}):
+            own = student.eval()(**batch, **settings).loss
+            assert own != before
+            assert evaluation_view(student).root(**batch, **settings).loss == own
+
+
+def test_analyses_read_a_model_that_trl_trains(tmp_path):
+    model = BertLMHeadModel(build().config)
+    ids = torch.tensor([DATA[0]["input_ids"]])
+    logits, before = model.eval()(ids).logits, attention_maps(model, {"input_ids": ids})
+    trl.SFTTrainer(model, trainer(tmp_path, build()).args, train_dataset=DATA, processing_class=words())
+    assert "forward" in vars(model)
+    for kind, maps in attention_maps(model, {"input_ids": ids}).items():
+        assert torch.equal(maps, before[kind])
+    with masked_heads(model, {0: [0, 1]}):
+        assert not torch.equal(model(ids).logits, logits)
+    assert torch.equal(model(ids).logits, logits)
+
+
+@contextmanager
+def edited(model):
+    """A model with other weights within the block."""
+    weights = copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.mul_(0.5)
+    yield
+    model.load_state_dict(weights)

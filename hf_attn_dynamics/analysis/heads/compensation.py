@@ -91,6 +91,7 @@ def compensate(model: Model, dense: PreTrainedModel, data: Data, progress: bool 
     pairs = [pair for pair in _pairs(model, dense) if len(pair.own.elements) < len(pair.before.elements)]
     if not pairs:
         return model
+    _check_weights(model, dense, pairs)
     for pair in pairs:
         _check_unchanged(pair)
     means = _mean_inputs(dense, [pair.before for pair in pairs], data, "compensation", progress)
@@ -177,7 +178,7 @@ def refit_outputs(
     if not is_finite(ridge) or ridge < 0:
         raise ValueError(f"ridge must be a number of at least 0, got {ridge!r}.")
     pairs = _pairs(model, dense)
-    check_outputs(model, [pair.own for pair in pairs])
+    _check_weights(model, dense, pairs)
     batches = [data] if isinstance(data, Mapping) else list(data)
     runs = _runs(dense, [pair.before for pair in pairs], batches)
     _check_runs([pair.own.key for pair in pairs if pair.removed], runs)
@@ -218,6 +219,13 @@ def _pairs(model: PreTrainedModel, dense: PreTrainedModel) -> list[_Pair]:
         if missing := sorted(set(part.elements) - set(before[key].elements)):
             raise ValueError(f"dense lacks {key.part[:-1]} {missing[0]} of {key.site}, which model has.")
     return [_Pair(part, before[key]) for key, part in own.items()]
+
+
+def _check_weights(model: PreTrainedModel, dense: PreTrainedModel, pairs: Iterable[_Pair]) -> None:
+    """Raises ValueError if the weights of output projections alone do not determine their outputs."""
+    own, before = zip(*pairs)
+    check_outputs(model, own)
+    check_outputs(dense, before)
 
 
 def _check_runs(keys: Iterable[PartSite], found: Mapping[PartSite, Any]) -> None:

@@ -64,7 +64,15 @@ class LabelledFilesArguments(LabelledTextArguments):
     class_names: list[str] | None = flag(
         None, "Names of the classes of texts, in the order of their numbers in the files."
     )
+    first_label: int | None = flag(
+        None, "Number of the first class in the files, 0 or 1; needed if a file has neither 0 nor the largest number."
+    )
     encoding: str = flag("utf-8", "Encoding of the files.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.first_label is not None and (self.class_names is None or self.first_label not in (0, 1)):
+            raise ValueError(f"first_label must be 0 or 1, beside class_names, got {self.first_label}.")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from .classifying import ClassifierArguments, LabelledFilesArguments, check_glue
 FINETUNE_TASKS = ("sequence", "token", *GLUE_TASKS)
 OF_FILES = (
     "train_file", "validation_file", "test_file", "dataset_config", "dataset_split", "validation_split", "text_column",
-    "label_column", "class_names", "encoding", "folds",
+    "label_column", "class_names", "first_label", "encoding", "folds",
 )  # fmt: skip
 OF_GLUE = ("data_dir", "submission")
 

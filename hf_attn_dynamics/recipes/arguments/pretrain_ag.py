@@ -124,7 +124,7 @@ class PretrainArguments(PublishArguments, SizeArguments, TextDataArguments):
         if self.guidance_heads:
             instead = "guidance_heads names all guided heads"
             refuse_flags(self, {"guidance_fraction": instead, "guidance_patterns": instead})
-        self.check_at_least(1, "num_key_value_heads", "min_steps", "suppress_steps")
+        self.check_at_least(1, "num_key_value_heads", "min_steps", "suppress_steps", "max_eval_examples")
         if self.suppress_weight is not None:
             if self.suppress_steps is None:
                 raise ValueError(f"suppress_weight={self.suppress_weight} needs --suppress_steps.")

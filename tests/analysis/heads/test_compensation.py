@@ -334,3 +334,17 @@ def test_impossible_penalties_are_refused(ridge):
     dense = scored_model("bert")
     with pytest.raises(ValueError, match="ridge must be a number of at least 0, got"):
         refit_outputs(pruned(dense)[0], dense, padded(lone_sentences(dense)), ridge=ridge)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by PEFT
+@pytest.mark.parametrize("function", [compensate, refit_outputs])
+def test_adapted_projections_of_the_dense_model_are_refused(function):
+    peft = pytest.importorskip("peft")
+    dense = scored_model("llama")
+    alone = lone_sentences(dense)
+    model = prune_units(copy.deepcopy(dense), {0: [0, 1]})
+    before = copy.deepcopy(model.state_dict())
+    adapted = peft.get_peft_model(dense, peft.LoraConfig(target_modules=["down_proj"])).base_model.model
+    with pytest.raises(ValueError, match=r"output projection of .*mlp.*(adapt|merge)"):
+        function(model, adapted, alone)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

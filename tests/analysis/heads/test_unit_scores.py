@@ -348,3 +348,14 @@ def test_scores_are_saved_without_gradients_and_shown(tmp_path):
 def test_tables_of_another_form_are_refused(units, message):
     with pytest.raises(ValueError, match=message):
         UnitScores(SCORES.heads, units)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by PEFT
+def test_magnitudes_of_adapted_projections_are_refused():
+    peft = pytest.importorskip("peft")
+    model = scored_model("llama")
+    alone = lone_sentences(model)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["down_proj"]))
+    with pytest.raises(ValueError, match=r"output projection of .*mlp.*(adapt|merge)"):
+        unit_importance(adapted.base_model.model, alone, "magnitude")
+    unit_importance(adapted.base_model.model, alone, "fisher")
