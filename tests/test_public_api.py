@@ -255,6 +255,7 @@ def test_public_names_are_pinned():
         "coreference_accuracy",
         "correlate",
         "count_flops_table",
+        "embedding_alignment",
         "expected_open_heads",
         "faithfulness",
         "fisher_pruning",

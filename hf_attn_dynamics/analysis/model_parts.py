@@ -11,7 +11,7 @@ from torch import nn
 
 from ..models.head_roles import HeadLayer, locate_heads
 from ..models.head_sites import SITE_KINDS, HeadSite
-from ..models.projections import check_projection, input_columns, outputs_of, parameter_owners
+from ..models.projections import input_columns, outputs_of
 from ..models.unit_roles import UnitLayer, locate_units, prunable_units
 from .head_scores import arranged
 from .model_views import ModelView
@@ -149,15 +149,6 @@ def block_of(model: nn.Module, layer: HeadLayer) -> nn.Module:
         if isinstance(model.get_submodule(".".join(path[: depth - 1])), nn.ModuleList)
     )
     return model.get_submodule(".".join(path[:depth]))
-
-
-def check_outputs(model: nn.Module, parts: Iterable[ModelPart]) -> None:
-    """Raises ValueError for output projections that are quantized, adapted, sharded, tied or not loaded."""
-    owners = parameter_owners(model)
-    for own in parts:
-        if own.elements:
-            name = f"{type(model).__name__}: the output projection of {own.layer.name}"
-            check_projection(name, own.output, owners, meta=False)
 
 
 def tables_of_parts(parts: Iterable[ModelPart], values: Mapping[PartSite, Any]) -> dict[str, torch.Tensor]:

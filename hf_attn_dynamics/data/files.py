@@ -4,13 +4,17 @@
 import codecs
 import glob
 import gzip
+import logging
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 
+logger = logging.getLogger(__name__)
+
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z")
 
 
 def kind_of(path: str | Path) -> str:
@@ -30,7 +34,7 @@ def find_files(
 
     Args:
         files (`str`, `Path` or a list of these): Files, folders (all supported files below them, sorted) or glob
-            patterns.
+            patterns. Archives in a folder are not read, of which a warning tells.
         kinds (`tuple[str, ...]`): Suffixes of the supported files, see [`kind_of`].
         plain_text (`bool`): Whether files with any other suffix are plain text, unless it is one of `TABLES` or only
             matched by a pattern such as `*`.
@@ -47,9 +51,14 @@ def find_files(
     for pattern in map(str, [files] if isinstance(files, (str, Path)) else files):
         path = Path(pattern)
         if path.is_dir():
-            inside = [file for file in visible_files(path) if kind_of(file) in kinds]
+            below = visible_files(path)
+            inside = [file for file in below if kind_of(file) in kinds]
+            archives = [file for file in below if kind_of(file) in ARCHIVES]
             if not inside:
-                raise ValueError(f"files: the folder {pattern} has no supported files ({supported}).")
+                packed = f"; unpack {archives[0].name}" if archives else ""
+                raise ValueError(f"files: the folder {pattern} has no supported files ({supported}){packed}.")
+            if archives:
+                logger.warning("files: %s has archives, such as %s, which are not read.", pattern, archives[0].name)
             found += inside
             continue
         matches = [pattern] if path.is_file() else glob.glob(pattern, recursive=True)

@@ -15,10 +15,11 @@ from transformers.utils import logging
 from .compat import keep_in_single_precision
 from .gated_units import install_unit_gate, remove_unit_gate
 from .hard_concrete import LOCATIONS, HardConcreteGate
-from .head_pruning import check_output_projections, prune_heads
+from .head_pruning import prune_heads
 from .head_roles import locate_heads
 from .head_settings import GateSettings
 from .head_sites import config_value, kinds_of
+from .projections import check_outputs
 from .prunable_models import Model, separate_configuration
 from .unit_pruning import check_units, prune_units
 from .unit_roles import locate_units
@@ -146,7 +147,7 @@ def _prune_heads(model: PreTrainedModel) -> None:
         for site, values in factors.items()
     }
     halfway = [layers[site] for site, values in left.items() if any(factor != 1 for factor in values.values())]
-    check_output_projections(model, halfway)
+    check_outputs(model, halfway)
     if shut := {
         str(site): heads for site, values in left.items() if (heads := [h for h, f in values.items() if not f])
     }:

@@ -14,6 +14,7 @@ from .projections import (
     OutputBias,
     check_parameter,
     check_projection,
+    check_undispatched,
     features_of,
     outputs_of,
     parameter_owners,
@@ -182,11 +183,7 @@ def _check_layers(
                     f"{name}, {layer.site}: query heads {group} share one key/value head, so all or none of them "
                     f"can be removed, got {chosen[layer.site]}."
                 )
-        if "forward" in vars(layer.module):
-            raise ValueError(
-                f"{name}: the forward pass of {layer.name} has been replaced (by accelerate's hooks, if device_map "
-                "dispatched the model); load the model on one device."
-            )
+        check_undispatched(model, layer)
         inputs = list(_projections(layer))
         for projection_name, projection, heads in inputs:
             check_projection(f"{name}: {layer.name}.{projection_name}", projection, owners, meta)
@@ -199,15 +196,6 @@ def _check_layers(
         for vector in roles_of(layer.module).vectors:
             check_parameter(f"{name}: {layer.name}.{vector}", getattr(layer.module, vector), owners, meta)
         check_projection(f"{name}: the output projection of {layer.name}", layer.output, owners, meta)
-
-
-def check_output_projections(model: PreTrainedModel, layers: Iterable[HeadLayer]) -> None:
-    """Raises ValueError for output projections that are quantized, adapted, sharded, tied or not loaded."""
-    owners = parameter_owners(model)
-    for layer in layers:
-        check_projection(
-            f"{type(model).__name__}: the output projection of {layer.name}", layer.output, owners, meta=False
-        )
 
 
 def _remove(model: PreTrainedModel, layers: list[HeadLayer], chosen: dict[HeadSite, list[int]]) -> None:

@@ -2,6 +2,7 @@
 """Removes rows and columns of projections, `nn.Linear` or `Conv1D`."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -139,6 +140,28 @@ def check_projection(name: str, projection: nn.Module, owners: Counter, meta: bo
     check_parameter(name, _own_parameters(projection).get("weight"), owners, meta)
     if projection.bias is not None:
         check_parameter(name, projection.bias, owners, meta)
+
+
+def check_outputs(model: nn.Module, layers: Iterable[Any]) -> None:
+    """Raises ValueError for output projections that are quantized, adapted, sharded, tied or not loaded.
+
+    Args:
+        model (`PreTrainedModel`): The model.
+        layers (iterable of `HeadLayer` or `UnitLayer`): Attention and feed-forward blocks of the model.
+    """
+    owners = parameter_owners(model)
+    for layer in layers:
+        name = f"{type(model).__name__}: the output projection of {layer.name}"
+        check_projection(name, layer.output, owners, meta=False)
+
+
+def check_undispatched(model: nn.Module, layer: Any) -> None:
+    """Raises ValueError if the forward pass of a block, a `HeadLayer` or `UnitLayer`, is not that of its class."""
+    if "forward" in vars(layer.module):
+        raise ValueError(
+            f"{type(model).__name__}: the forward pass of {layer.name} has been replaced (by accelerate's hooks, if "
+            "device_map dispatched the model); load the model on one device."
+        )
 
 
 def check_parameter(name: str, weight: Any, owners: Counter, meta: bool) -> None:

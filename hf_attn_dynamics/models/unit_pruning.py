@@ -12,7 +12,15 @@ from .head_pruning import apply_pruned_heads, prune_heads
 from .head_roles import locate_heads
 from .head_sites import HeadSite, by_kind, config_value, kinds_of
 from .number_checks import is_integer
-from .projections import NoUnits, OutputBias, check_projection, outputs_of, parameter_owners, slice_projection
+from .projections import (
+    NoUnits,
+    OutputBias,
+    check_projection,
+    check_undispatched,
+    outputs_of,
+    parameter_owners,
+    slice_projection,
+)
 from .prunable_models import Model, check_prunable, make_loadable, separate_configuration
 from .retained import lowest_scored
 from .unit_ranges import units_by_site, units_value
@@ -225,11 +233,7 @@ def check_units(
     for layer in layers:
         if layer.site not in chosen:
             continue
-        if "forward" in vars(layer.module):
-            raise ValueError(
-                f"{name}: the forward pass of {layer.name} has been replaced (by accelerate's hooks, if device_map "
-                "dispatched the model); load the model on one device."
-            )
+        check_undispatched(model, layer)
         for own, projection in layer.inputs.items():
             check_projection(f"{name}: {own}", projection, owners, meta)
             if outputs_of(projection) % len(layer.units):

@@ -579,3 +579,14 @@ def test_hidden_folders_are_not_read(tmp_path):
     assert load_class_files({"good": tmp_path / "good", "bad": tmp_path / "bad"})["text"][:] == ["good", "bad"]
     (tmp_path / "good" / ".one.txt").touch()
     assert find_files(tmp_path, (".txt",)) == [tmp_path / "bad" / "one.txt", tmp_path / "good" / "one.txt"]
+
+
+@pytest.mark.parametrize("name", ["texts.zip", "texts.tar.gz"])
+def test_archives_in_a_folder_are_not_passed_over_in_silence(tmp_path, caplog, name):
+    (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=rf"has no supported files .*; unpack {name}\."):
+        find_files(tmp_path, (".txt",))
+    assert caplog.text == ""
+    (tmp_path / "license.txt").touch()
+    assert find_files(tmp_path, (".txt",)) == [tmp_path / "license.txt"]
+    assert f"{tmp_path} has archives, such as {name}, which are not read." in caplog.text

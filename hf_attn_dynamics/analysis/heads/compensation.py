@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 
 from ...models.added_biases import add_output_biases
 from ...models.number_checks import is_finite
+from ...models.projections import check_outputs
 from ...models.prunable_models import Model, separate_configuration
-from ..model_parts import ModelPart, PartSite, check_outputs, parts_of_model, prunable_parts, tables_of_parts
+from ..model_parts import ModelPart, PartSite, parts_of_model, prunable_parts, tables_of_parts
 from ..model_views import ModelView, evaluation_view
 from ..results import Result
 from ..running import batches_of, real_tokens
@@ -223,9 +224,8 @@ def _pairs(model: PreTrainedModel, dense: PreTrainedModel) -> list[_Pair]:
 
 def _check_weights(model: PreTrainedModel, dense: PreTrainedModel, pairs: Iterable[_Pair]) -> None:
     """Raises ValueError if the weights of output projections alone do not determine their outputs."""
-    own, before = zip(*pairs)
-    check_outputs(model, own)
-    check_outputs(dense, before)
+    check_outputs(model, [pair.own.layer for pair in pairs if pair.own.elements])
+    check_outputs(dense, [pair.before.layer for pair in pairs if pair.before.elements])
 
 
 def _check_runs(keys: Iterable[PartSite], found: Mapping[PartSite, Any]) -> None:

@@ -14,7 +14,8 @@ from transformers.utils import ModelOutput
 
 from ...models.cost_table import CostTable
 from ...models.number_checks import is_finite
-from ..model_parts import PARTS, check_outputs, prunable_parts
+from ...models.projections import check_outputs
+from ..model_parts import PARTS, prunable_parts
 from ..results import Result
 from .compensation import RefitErrors, refit_outputs
 from .compensation import compensate as compensate_biases
@@ -127,7 +128,7 @@ def fisher_pruning(
     scored = ["heads", *(part for part in parts if part != "heads")]
     select_parts(model, unit_importance(model, method="random", parts=scored), table, speedup, parts)
     if refit or compensate:
-        check_outputs(model, prunable_parts(model))
+        check_outputs(model, [own.layer for own in prunable_parts(model) if own.elements])
     batches = [data] if isinstance(data, Mapping) else list(data)
     scores = unit_importance(model, batches, method, loss, keep_gradients=rearrange, progress=progress, parts=scored)
     selection = select_parts(model, scores, table, speedup, parts, rearrange)

@@ -13,8 +13,9 @@ from transformers.utils import ModelOutput
 
 from ...models.cost_table import CostTable
 from ...models.head_sites import SITE_KINDS
+from ...models.projections import check_outputs
 from ..head_scores import HeadScores
-from ..model_parts import PARTS, ModelPart, PartSite, check_outputs, parts_of_model, tables_of_parts
+from ..model_parts import PARTS, ModelPart, PartSite, parts_of_model, tables_of_parts
 from ..model_views import evaluation_view
 from ..notebook import html_table
 from ..results import Result, to_json
@@ -281,7 +282,7 @@ def _magnitudes(
     model: PreTrainedModel, data: Any, parts: list[ModelPart], progress: bool
 ) -> dict[PartSite, torch.Tensor]:
     """Absolute weights of the output projection times the norm of its inputs, summed over heads and units."""
-    check_outputs(model, parts)
+    check_outputs(model, [own.layer for own in parts if own.elements])
     squares = {own.key: torch.zeros(len(own.elements) * own.width, dtype=torch.float64) for own in parts}
     tokens = dict.fromkeys(squares, 0)
     batch: Mapping[str, Any] = {}

@@ -13,6 +13,7 @@ from .alignment import read_pharaoh as read_pharaoh
 from .alignment import symmetrize as symmetrize
 from .alignment import write_pharaoh as write_pharaoh
 from .diagonal_prior import DiagonalPrior as DiagonalPrior
+from .hidden_states import embedding_alignment as embedding_alignment
 from .ibm_model import IbmModel1 as IbmModel1
 from .optimum import OptimalAttention as OptimalAttention
 from .optimum import optimal_attention as optimal_attention
