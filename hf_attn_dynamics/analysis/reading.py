@@ -37,6 +37,7 @@ from .running import arguments_of, is_seq2seq, on_device, reader_of
 from .sentence_maps import (
     Measures,
     SentenceMaps,
+    chosen_sentences,
     collect_maps,
     contribution_weights,
     measured_weights,
@@ -198,10 +199,11 @@ def _weights_with(
         return on_device(sentences.padded([ids]), model)
 
     settings = probe_settings(model) if "global" in contributions else {}
-    # A short sentence shows which contributions the model supports.
-    shortest = batch(min(sentences.ids, key=len))
+    # The longest sentence shows which contributions the model supports, and which fit into memory.
+    chosen = [sentences.ids[number] for number in chosen_sentences(sentences)] or [min(sentences.ids, key=len)]
+    longest = batch(max(chosen, key=len))
     attempts = {
-        f"{name}_contribution": partial(contribution_weights, model, shortest, name, **settings)
+        f"{name}_contribution": partial(contribution_weights, model, longest, name, **settings)
         for name in contributions
     }
     supported = _successful(attempts, not_measured)

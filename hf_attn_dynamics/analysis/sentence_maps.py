@@ -82,6 +82,7 @@ class SentenceMaps(NamedTuple):
         shapes (`dict[str, list[int]]`): Number of layers and of heads by kind of site.
         weights (`dict[str, dict[str, PackedWeights]]`): Weights by measure (`attention`, and `value_weighted`, `local`
             and `global` contributions where they were measured) and by kind of site.
+        heads (`dict[str, list]`): Layer and number of each head that is not removed, by kind of site.
     """
 
     text: str
@@ -89,6 +90,7 @@ class SentenceMaps(NamedTuple):
     arcs: dict[str, list[list[list[int]]]]
     shapes: dict[str, list[int]]
     weights: dict[str, dict[str, PackedWeights]]
+    heads: dict[str, list[list[int]]]
 
     @classmethod
     def of(
@@ -118,6 +120,11 @@ class SentenceMaps(NamedTuple):
                 }
                 for measure, tables in fitting.items()
             },
+            # 8 bits do not tell removed heads from those whose weights are small.
+            {
+                kind: (~table.isnan().flatten(2).any(-1)).nonzero().tolist()
+                for kind, table in fitting.get(ATTENTION, {}).items()
+            },
         )
 
     @classmethod
@@ -128,7 +135,12 @@ class SentenceMaps(NamedTuple):
             measure: {kind: PackedWeights(*packed) for kind, packed in tables.items()}
             for measure, tables in values["weights"].items()
         }
-        return cls(**{**values, "sides": sides, "weights": weights})
+        one = cls(**{"heads": {}, **values, "sides": sides, "weights": weights})
+        if "heads" in values:
+            return one
+        # As earlier versions have saved them.
+        unpacked = one.unpacked().items() if ATTENTION in weights else ()
+        return one._replace(heads={kind: table.flatten(2).any(-1).nonzero().tolist() for kind, table in unpacked})
 
     def unpacked(self, measure: str = ATTENTION) -> dict[str, torch.Tensor]:
         """Weights of a measure by kind of site, `(layers, heads, queries, keys)`."""
@@ -248,4 +260,4 @@ def chosen_sentences(sentences: Sentences, most: int = MAX_SENTENCES) -> list[in
 
 
 def _is_punctuation(token: str) -> bool:
-    return all(unicodedata.category(letter).startswith("P") for letter in token)
+    return bool(token) and all(unicodedata.category(letter).startswith("P") for letter in token)

@@ -211,7 +211,7 @@ class Measurement:
         sums = {"occurrences": occurrences, "tokens": lengths.sum().double()}
         for name in MAPS:
             positions = RelativePositions(self.limit, excluded_ids=[])
-            show_maps(self.model, batch, maps[name], positions)
+            show_maps(self.model, batch, maps[name], positions, kind=self.kind)
             found = positions.compute()
             # Offsets that do not occur contribute zero; removed heads stay NaN.
             sums[f"{name}.attention"] = (found.attention[self.kind] * occurrences).where(occurrences > 0, 0)

@@ -27,7 +27,7 @@ from ..model_parts import block_of
 from ..model_views import ModelView
 from ..running import arguments_of, reader_of
 from .head_jacobians import largest_singular_values
-from .local import check_norm, head_projections, weight_and_bias
+from .local import check_norm, gated_output, head_projections, weight_and_bias
 from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 
@@ -212,15 +212,6 @@ def _propagation(
             "the first layer."
         )
     return size, partial(_by_forward_mode, model, batch, trace, blocks, start)
-
-
-def gated_output(call: TracedAttention, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and bias of the output projection of a layer; columns are multiplied by the gates of their heads."""
-    weight, bias = (one.to(dtype) for one in weight_and_bias(call.layer.output, call.layer.module))
-    gate = getattr(call.layer.module, "gate", None)
-    if gate is not None:
-        weight = weight * gate.settled().to(dtype).repeat_interleave(call.layer.head_dim)
-    return weight, bias
 
 
 def is_post_norm(block: nn.Module) -> bool:

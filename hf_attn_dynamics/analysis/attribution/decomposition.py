@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 from ..model_parts import block_of
 from ..results import Result
 from ..running import reader_of, unwrapped
-from .across_layers import POST_NORM_NAMES, LayerNormAt, gated_output, is_post_norm, save_states, state_of
-from .local import head_projections, weight_and_bias
+from .across_layers import POST_NORM_NAMES, LayerNormAt, is_post_norm, save_states, state_of
+from .local import gated_output, head_projections, weight_and_bias
 from .trace import AttentionTrace, TracedAttention, rows_to_one, trace_attention
 
 

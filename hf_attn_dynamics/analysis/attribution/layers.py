@@ -21,7 +21,8 @@ from ...models.head_roles import locate_heads
 from ..model_parts import block_of
 from ..model_views import ModelView
 from ..running import reader_of
-from .across_layers import LayerNormAt, gated_output, is_post_norm, save_states, state_of
+from .across_layers import LayerNormAt, is_post_norm, save_states, state_of
+from .local import gated_output
 from .trace import TracedAttention, rows_to_one, trace_attention
 
 

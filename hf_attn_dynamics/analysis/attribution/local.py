@@ -151,6 +151,15 @@ def weight_and_bias(projection: nn.Module, owner: nn.Module) -> tuple[torch.Tens
     return weight, weight.new_zeros(weight.shape[0]) if bias is None else bias
 
 
+def gated_output(call: TracedAttention, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weight and bias of the output projection of a layer; columns are multiplied by the gates of their heads."""
+    weight, bias = (one.to(dtype) for one in weight_and_bias(call.layer.output, call.layer.module))
+    gate = getattr(call.layer.module, "gate", None)
+    if gate is not None:
+        weight = weight * gate.settled().to(dtype).repeat_interleave(call.layer.head_dim)
+    return weight, bias
+
+
 class _LinearForm(NamedTuple):
     """Queries, keys and values as linear functions of a layer's inputs.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .local import weight_and_bias
+from .local import gated_output
 from .statistics import tokens_of_maps
 from .trace import TracedAttention, rows_to_one, trace_attention
 
@@ -141,6 +141,6 @@ def value_weighted_attention(
 
 def _projected_norms(call: TracedAttention) -> torch.Tensor:
     """‖W_O v_i‖ of each head's part of the output projection, `(batch, heads, length)`."""
-    weight, _ = weight_and_bias(call.layer.output, call.layer.module)
-    mix = weight.T.unflatten(0, (call.value.shape[1], -1)).to(call.value.dtype)  # (heads, head_dim, hidden)
+    weight, _ = gated_output(call, call.value.dtype)
+    mix = weight.T.unflatten(0, (call.value.shape[1], -1))  # (heads, head_dim, hidden)
     return (call.value @ (mix @ mix.mT) * call.value).sum(-1).clamp(min=0).sqrt()

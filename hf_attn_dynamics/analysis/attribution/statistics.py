@@ -15,11 +15,19 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...models.head_roles import HeadLayer, locate_heads
-from ...models.head_sites import HeadSite
+from ...models.head_sites import HeadSite, kinds_of
 from ..head_scores import HeadScores
-from ..observers.base import AttentionCall, ObservedBatch, Observer, check_observers, tell_tokenizer
+from ..observers.base import (
+    AttentionCall,
+    ObservedBatch,
+    Observer,
+    begin_pass,
+    check_observers,
+    end_pass,
+    tell_tokenizer,
+)
 from ..results import Result
-from ..running import reader_of
+from ..running import unwrapped
 
 
 if TYPE_CHECKING:
@@ -205,6 +213,7 @@ def show_maps(
     maps: torch.Tensor,
     *observers: Observer,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    kind: str | None = None,
 ) -> None:
     """Passes maps to observers as if they were the attention weights of a forward pass.
 
@@ -217,9 +226,11 @@ def show_maps(
         maps (`torch.Tensor` of shape `(layers, batch, heads, query, key)`): Attention or contributions.
         observers (`Observer`): The observers; each returns its result from `compute()`.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): See [`observe`].
+        kind (`str`, *optional*): Kind of site of the maps, `encoder` or `decoder`; only needed for encoder–decoders.
 
     Raises:
-        ValueError: if the maps do not belong to the batch, there is no observer, or `tokenizer` is not a tokenizer.
+        ValueError: if the maps do not belong to the batch, there is no observer, `tokenizer` is not a tokenizer, or
+            the model has no such kind, or several.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -234,17 +245,19 @@ def show_maps(
     check_observers(observers, "show_maps(model, batch, maps, RelativePositions())")
     tell_tokenizer(observers, tokenizer)
     tokens_of_maps(maps)
-    reader = reader_of(model)
-    kind = locate_heads(reader)[0].site.kind
-    seen = ObservedBatch(reader, dict(batch))
+    model = unwrapped(model)
+    kinds = [one for one in kinds_of({layer.site: 1 for layer in locate_heads(model)}) if one != "cross"]
+    if kind not in kinds and (kind is not None or len(kinds) > 1):
+        raise ValueError(f"kind must be {' or '.join(kinds)}, the site of the maps, got {kind!r}.")
+    kind = kind or kinds[0]
+    seen = ObservedBatch(model, dict(batch))
     tokens = seen.tokens(kind, (maps.shape[1], maps.shape[3]), maps.device)
     present = [(~table.isnan().flatten(2).any(-1).any(0)).nonzero().flatten().tolist() for table in maps]
     layers = [
-        HeadLayer(HeadSite(kind, number), "", reader, reader, maps.shape[2], heads, 0, 1)
+        HeadLayer(HeadSite(kind, number), "", model, model, maps.shape[2], heads, 0, 1)
         for number, heads in enumerate(present)
     ]
-    for observer in observers:
-        observer.begin(seen)
+    begin_pass(observers, seen)
     for layer, table in zip(layers, maps):
         if layer.heads:
             whole = slice(0, maps.shape[1]), slice(0, maps.shape[3])
@@ -253,8 +266,7 @@ def show_maps(
             )
             for observer in observers:
                 observer.update(call)
-    for observer in observers:
-        observer.end(seen)
+    end_pass(observers, seen)
 
 
 def map_types(maps: torch.Tensor, segments: torch.Tensor | None = None, threshold: float = 0.5) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from ...models.packing import packing_of
 from ..model_views import evaluation_view
 from ..results import Result
 from ..running import on_device, real_tokens
@@ -101,7 +102,8 @@ def faithfulness(
 
     Raises:
         ValueError: if the attribution has another shape or is not finite at a token, a number is below 1, the model
-            has no probabilities of classes or next tokens, or a sentence has no token that can be removed.
+            has no probabilities of classes or next tokens, a sentence has no token that can be removed, a row holds
+            several sentences, or an argument of the batch has no number per token, so that none can be removed.
 
     Example:
         >>> from transformers import BertConfig, BertForSequenceClassification
@@ -120,6 +122,14 @@ def faithfulness(
     ids = inputs.get("input_ids")
     if not torch.is_tensor(ids) or ids.dim() != 2:
         raise ValueError("batch needs input_ids of shape (batch, length), from which tokens are removed.")
+    if packing_of(model, {**inputs, "use_cache": False}) is not None:
+        raise ValueError("tokens are removed from rows of one sentence, but this batch has several in a row.")
+    for name, value in inputs.items():
+        if torch.is_tensor(value) and value.shape != ids.shape:
+            raise ValueError(
+                f"tokens cannot be removed from {name} of shape {tuple(value.shape)}, which is not that of input_ids, "
+                f"{tuple(ids.shape)}; leave it out."
+            )
     real = real_tokens(model, "encoder", inputs, tuple(ids.shape), ids.device)
     if tuple(attribution.shape) != tuple(ids.shape):
         raise ValueError(
@@ -228,9 +238,9 @@ class _Removal:
         sentences = torch.tensor([version.sentence for version in versions], device=index.device)[:, None]
         # Without positions: the others move up.
         batch = {
-            name: value[sentences, index]
+            name: value[sentences, index] if torch.is_tensor(value) else value
             for name, value in self.inputs.items()
-            if torch.is_tensor(value) and value.shape == self.real.shape and name != "position_ids"
+            if name != "position_ids"
         }
         if self.replacement_id is not None:
             for ids, places, version in zip(batch["input_ids"], index, versions):
@@ -239,4 +249,4 @@ class _Removal:
         padding = getattr(self.reader.config.get_text_config(), "pad_token_id", None)
         if padding is not None:
             batch["input_ids"] = batch["input_ids"].masked_fill(mask == 0, padding)
-        return {**batch, "attention_mask": mask}
+        return {**batch, "attention_mask": mask, "return_dict": True}

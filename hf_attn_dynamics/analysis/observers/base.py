@@ -337,6 +337,28 @@ class Observer:
         raise NotImplementedError
 
 
+def begin_pass(observers: Iterable[Observer], batch: ObservedBatch) -> None:
+    """Tells observers that a forward pass begins; what they have seen of one that raised an exception is dropped."""
+    for observer in observers:
+        for means in _means_of(observer):
+            means.begin()
+        observer.begin(batch)
+
+
+def end_pass(observers: Iterable[Observer], batch: ObservedBatch) -> None:
+    """Tells observers that a forward pass has ended without an exception."""
+    for observer in observers:
+        observer.end(batch)
+        for means in _means_of(observer):
+            means.end()
+
+
+def _means_of(observer: Observer) -> "list[HeadMeans]":
+    """Running means that an observer has as attributes, alone or in a dictionary."""
+    values = [one for value in vars(observer).values() for one in (value.values() if type(value) is dict else [value])]
+    return [value for value in values if isinstance(value, HeadMeans)]
+
+
 def tell_tokenizer(observers: Iterable[Observer], tokenizer: Any) -> None:
     """Passes the tokenizer to observers, which take special tokens from it unless the user named some.
 
@@ -386,6 +408,8 @@ def check_seen(name: str, sums: Mapping) -> None:
 class HeadMeans:
     """Running means over tokens of one or several numbers per head.
 
+    As an attribute of an [`Observer`], the sums of a forward pass count once it has ended without an exception.
+
     Args:
         name (`str`): Name of the observer, for messages.
     """
@@ -395,6 +419,21 @@ class HeadMeans:
         self.layers: dict[HeadSite, HeadLayer] = {}
         self.sums: dict[HeadSite, torch.Tensor] = {}
         self.counts: dict[HeadSite, torch.Tensor] = {}
+        self._pending: list[tuple[HeadSite, torch.Tensor, torch.Tensor]] | None = None  # of the current pass
+
+    def begin(self) -> None:
+        """Begins a forward pass."""
+        self._pending = []
+
+    def end(self) -> None:
+        """Counts the sums of the forward pass."""
+        pending, self._pending = self._pending or [], None
+        for sums in pending:
+            self._count(*sums)
+
+    def _count(self, site: HeadSite, sums: torch.Tensor, counts: torch.Tensor) -> None:
+        self.sums[site] = self.sums.get(site, 0) + sums
+        self.counts[site] = self.counts.get(site, 0) + counts
 
     def add(self, call: AttentionCall, values: torch.Tensor, counted: torch.Tensor | None = None) -> None:
         """Adds one number per head and query.
@@ -425,8 +464,10 @@ class HeadMeans:
                 "removed."
             )
         self.layers |= call.layers_by_site
-        self.sums[call.site] = self.sums.get(call.site, 0) + sums
-        self.counts[call.site] = self.counts.get(call.site, 0) + counts
+        if self._pending is None:
+            self._count(call.site, sums, counts)
+        else:
+            self._pending.append((call.site, sums, counts))
 
     def tables(self) -> dict[str, torch.Tensor]:
         """Means of shape `(layers, heads, …)` by kind of site; NaN for removed heads and where nothing counted.

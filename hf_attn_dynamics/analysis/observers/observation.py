@@ -33,7 +33,17 @@ from ..attention_inputs import site_of_call
 from ..model_views import ModelView, parts_of, prepared_views
 from ..notebook import Html, html_table
 from ..running import is_seq2seq, named_arguments
-from .base import AttentionCall, ObservedBatch, Observer, check_observers, later_keys, mask_part, tell_tokenizer
+from .base import (
+    AttentionCall,
+    ObservedBatch,
+    Observer,
+    begin_pass,
+    check_observers,
+    end_pass,
+    later_keys,
+    mask_part,
+    tell_tokenizer,
+)
 
 
 VECTOR = 16  # single-precision numbers per vector instruction
@@ -219,8 +229,7 @@ class _Watch:
                     "observers read a sentence in each row, but this batch has several: pass padded sentences with an "
                     "attention mask."
                 )
-            for observer in self.observers:
-                observer.begin(self.batch)
+            begin_pass(self.observers, self.batch)
 
     def _end(self, module: nn.Module, inputs: tuple, outputs: Any) -> None:
         self.depth -= 1
@@ -229,8 +238,7 @@ class _Watch:
             if outputs is not None:  # else it raised an exception
                 if torch.is_tensor(ids := batch.arguments.get("input_ids")) and self._is_encoder(module):
                     self.encoded = ids, outputs[0]
-                for observer in self.observers:
-                    observer.end(batch)
+                end_pass(self.observers, batch)
 
     def _is_encoder(self, module: nn.Module) -> bool:
         return is_seq2seq(self.model) and module is self.model.get_encoder()

@@ -89,6 +89,6 @@ def _table(findings: AttributionFindings, rows: dict[Head, dict[str, float]], na
 
     def value(head: Head) -> float | None:
         score = rows[head][name] if head in rows else math.nan
-        return None if math.isnan(score) else round(score, 4)
+        return round(score, 4) if math.isfinite(score) else None
 
     return [[value((findings.kind, layer, head)) for head in range(heads)] for layer in range(layers)]

@@ -126,7 +126,7 @@ def _roles(result: str, scores: RoleScores) -> list[dict[str, Any]]:
 
 
 def _number(value: float, digits: int = 4) -> float | None:
-    return None if math.isnan(value) else round(value, digits)
+    return round(value, digits) if math.isfinite(value) else None
 
 
 def _rounded(values: Any) -> Any:

@@ -53,10 +53,7 @@ class HeadView:
     @property
     def heads(self) -> dict[str, list[tuple[int, int]]]:
         """Layers and heads that are not removed, by kind of site."""
-        present = {}
-        for kind, table in self.sentences[0].unpacked().items():
-            present[kind] = [tuple(place) for place in table.flatten(2).any(-1).nonzero().tolist()]
-        return present
+        return {kind: [tuple(head) for head in heads] for kind, heads in self.sentences[0].heads.items()}
 
     def page(self) -> HtmlPage:
         """The page: a grid of heads with their maps, and the weights of the selected heads."""

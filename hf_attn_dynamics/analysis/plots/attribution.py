@@ -12,7 +12,7 @@ from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..attribution.token_removal import Faithfulness
 from ..head_scores import HeadScores
 from ..observers.positions import RelativeAttention
-from .figures import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, new_figure
+from .figures import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, literal, new_figure
 from .matplotlib_names import Figure, MaxNLocator
 
 
@@ -263,6 +263,7 @@ def plot_map_examples(examples: Sequence[MapExample], path: str | Path | None = 
             tokens = list(example.tokens)
             numbers = range(len(tokens))
             fontsize = 6.8 if len(tokens) <= 32 else 5.5
+            tokens = [literal(token) for token in tokens]
             axes.set_xticks(numbers, tokens, rotation=90, fontsize=fontsize)
             axes.set_yticks(numbers, tokens if is_left else [""] * len(tokens), fontsize=fontsize)
             axes.tick_params(length=0, pad=1.5)

@@ -229,8 +229,11 @@ class _Row:
                 values = tables[:, layer, head]
                 # Heads of one layer differ in their dashes.
                 dashes = DASHES[head % len(DASHES)]
-                axes.plot(steps, values.numpy(), color=colour, linewidth=1.2, alpha=0.85, linestyle=dashes)
                 measured = values.isfinite().nonzero()
+                # A single value would be a line that is not seen.
+                style = {"linewidth": 1.2, "alpha": 0.85, "linestyle": dashes, "markersize": 4}
+                style["marker"] = "o" if len(measured) == 1 else None
+                axes.plot(steps, values.numpy(), color=colour, **style)
                 if self.kind is not None and len(measured):
                     last = int(measured[-1])
                     ends[f"{layer}.{head}"] = steps[last], values[last].item(), colour
@@ -247,8 +250,14 @@ class _Row:
         rows = tables.flatten(1).T.numpy()
         axes.set_facecolor(NEVER)
         # A bitmap, since an SVG of so many cells would be large.
-        style = {"shading": "nearest", "cmap": "viridis", "vmin": low, "vmax": high, "rasterized": True}
-        axes.pcolormesh(steps, range(len(rows)), rows, **style)
+        style = {"cmap": "viridis", "vmin": low, "vmax": high, "rasterized": True}
+        if len(steps) == 1:
+            # Cells get their width from the distance of steps.
+            edges = [steps[0] - 0.5, steps[0] + 0.5], [row - 0.5 for row in range(len(rows) + 1)]
+            axes.pcolormesh(*edges, rows, shading="flat", **style)
+            axes.set_xticks(steps)
+        else:
+            axes.pcolormesh(steps, range(len(rows)), rows, shading="nearest", **style)
         layers, heads = tables.shape[1:]
         for layer in range(1, layers):
             axes.axhline(layer * heads - 0.5, color="white", linewidth=1.2)

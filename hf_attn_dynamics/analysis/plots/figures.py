@@ -86,6 +86,23 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     return path
 
 
+def literal(text: str) -> str:
+    """A text of the user, such as a token, for labels of ticks and wrapped texts: dollar signs enclose no formulas."""
+    return text.replace("$", r"\$")
+
+
+def _show_literally(figure: Figure) -> None:
+    """Shows titles, names and annotations as they are: dollar signs enclose no formulas."""
+    legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+    texts = [*figure.texts, *(text for legend in legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        texts += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    for text in texts:
+        # Those that are wrapped are parsed in any case, see `literal`.
+        if not text.get_wrap():
+            text.set_parse_math(False)
+
+
 def finish_figure(figure: Figure, path: str | Path | None, title: str = "", what: str = "") -> Figure:
     """Adds the title, and saves the figure if `path` is given.
 
@@ -95,7 +112,8 @@ def finish_figure(figure: Figure, path: str | Path | None, title: str = "", what
     """
     if lines := "\n".join(filter(None, (what, title))):
         # Smaller letters where figures are narrow: a title is not wider than its figure.
-        figure.suptitle(lines, fontsize=min(11, 2 + 1.4 * figure.get_figwidth()), wrap=True)
+        figure.suptitle(literal(lines), fontsize=min(11, 2 + 1.4 * figure.get_figwidth()), wrap=True)
+    _show_literally(figure)
     if path is not None:
         save_figure(figure, path)
     return figure
@@ -106,6 +124,7 @@ def fix_layout(figure: Figure) -> None:
 
     Positions are rounded: the solver of the layout differs in the last digits, but equal figures give equal files.
     """
+    _show_literally(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
     for axes in figure.axes:

@@ -236,14 +236,18 @@ def plot_head_distances(distances: HeadDistances, path: str | Path | None = None
         title (`str`): Model and data; the figure itself says what it shows.
 
     Raises:
-        ValueError: if there are fewer than two heads at a kind of site.
+        ValueError: if there are fewer than two heads at each kind of site; kinds with a single head are left out.
     """
-    kinds = list(distances.heads)
+    kinds = [kind for kind, heads in distances.heads.items() if len(heads) > 1]
+    if not kinds:
+        raise ValueError("distances have no two heads of one kind of site, which the picture could compare.")
     # Room for the labels.
-    side = min(max(3.6, 0.72 * max(map(len, distances.heads.values())) ** 0.5), 7.8 if len(kinds) == 1 else 5)
+    side = min(
+        max(3.6, 0.72 * max(len(distances.heads[kind]) for kind in kinds) ** 0.5), 7.8 if len(kinds) == 1 else 5
+    )
     rows, columns = arrange(len(kinds), side, side, 10)
     figure, panels = new_figure(columns * side + 1.3, rows * 0.92 * side + 0.5, rows, columns)
-    layers = sorted({layer for labels in distances.heads.values() for layer, _ in labels})
+    layers = sorted({layer for kind in kinds for layer, _ in distances.heads[kind]})
     styles = _styles_of_layers(layers)
     panels = panels.flatten()
     for unused in panels[len(kinds) :]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from .figures import NARROWEST, finish_figure, panel_grid
+from .figures import NARROWEST, finish_figure, literal, panel_grid
 from .matplotlib_names import Figure
 
 
@@ -78,8 +78,8 @@ def plot_source_maps(
         axes.set_title(panel.title, fontsize=9.5)
         # The mark of SentencePiece at the start of words is read as an underscore.
         words, rows = ([word.replace("▁", "") or "▁" for word in some] for some in (panel.columns, panel.rows))
-        axes.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
-        axes.set_yticks(range(len(rows)), rows, fontsize=8)
+        axes.set_xticks(range(len(words)), [literal(word) for word in words], rotation=90, fontsize=8)
+        axes.set_yticks(range(len(rows)), [literal(row) for row in rows], fontsize=8)
         axes.tick_params(length=0, pad=2)
         axes.spines[:].set_visible(False)
         if panel.row_label:

@@ -4,6 +4,7 @@
 `heads.py` has the public functions, and `rules.py` the rules.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -280,7 +281,7 @@ class Propagation(TorchFunctionMode):
         """Top-1 logits, (sentences, positions), and which of them are predictions."""
         for found in (self.contexts, self.inputs, self.constants, self.entries):
             found.clear()
-        inputs = _without_labels(self.model, batch)
+        inputs = _with_positions(self.model, _without_labels(self.model, batch))
         inputs |= {k: self._input(v) for k, v in inputs.items() if k.endswith("inputs_embeds") and v is not None}
         with torch.enable_grad():
             with self:
@@ -315,7 +316,7 @@ class Propagation(TorchFunctionMode):
         """Relevance of tensors, given relevance 1 of all selected logits."""
         found = torch.autograd.grad(logits, wanted, select.to(logits), retain_graph=True, allow_unused=True)
         found = [
-            torch.zeros_like(tensor) if relevance is None else at_least_single(relevance)
+            at_least_single(torch.zeros_like(tensor) if relevance is None else relevance)
             for relevance, tensor in zip(found, wanted)
         ]
         if not all(relevance.isfinite().all() for relevance in found):
@@ -324,6 +325,21 @@ class Propagation(TorchFunctionMode):
                 "precision, model.double()."
             )
         return found
+
+
+def _with_positions(model: PreTrainedModel, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Adds positions from the first token on, if a model with rotary embeddings reads padding on the left.
+
+    Its logits depend on the distances of tokens only, but the shares of features in a score, which rules distribute,
+    depend on positions.
+    """
+    mask = inputs.get("attention_mask")
+    has_rotary = getattr(model.config.get_text_config(), "rope_parameters", None) is not None
+    if not has_rotary or inputs.get("position_ids") is not None or not torch.is_tensor(mask) or mask.dim() != 2:
+        return inputs
+    if "position_ids" not in inspect.signature(model.forward).parameters or bool(mask[:, 0].all()):
+        return inputs
+    return {**inputs, "position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)}
 
 
 def _without_labels(model: PreTrainedModel, batch: dict[str, Any]) -> dict[str, Any]:

@@ -127,3 +127,15 @@ def test_weighted_values_are_normalised_like_contributions():
     torch.testing.assert_close(found, raw / raw.sum(-1, keepdim=True), equal_nan=True)
     assert found[0, 0, 1].isnan().all()
     assert found[1].isnan().all()
+
+
+def test_heads_with_closed_gates_give_nothing():
+    model = vivid(tiny_model("roberta", guidance=None, gates={"initial_log_alpha": 30.0})).eval()
+    batch = text_of(model)
+    whole = value_weighted_attention(model, batch, projected=True, normalize=False)
+    gate = next(iter(model.head_gates().values()))
+    gate.log_alpha.data[1] = -30.0
+    found = value_weighted_attention(model, batch, projected=True, normalize=False)
+    assert not found[0, :, 1].any()
+    assert whole[0, :, 1].any()
+    torch.testing.assert_close(found[0, :, [0, 2, 3]], whole[0, :, [0, 2, 3]])

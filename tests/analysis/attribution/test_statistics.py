@@ -274,3 +274,33 @@ def test_the_shortest_sentences_tell_nothing(length):
 def test_bad_arguments_of_types_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         map_types(UNIFORM[None, None, None], **arguments)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+@pytest.mark.parametrize("lengths", [(4, 6), (5, 5)])
+def test_maps_of_either_side_of_a_translator_are_shown_with_its_padding(kind, lengths):
+    model = tiny("bart")
+    source, target = (
+        torch.randint(4, 60, (2, length), generator=torch.Generator().manual_seed(0)) for length in lengths
+    )
+    batch = {"input_ids": source, "decoder_input_ids": target}
+    for name, ids, padding in (("attention_mask", source, 1), ("decoder_attention_mask", target, 2)):
+        batch[name] = torch.ones_like(ids)
+        batch[name][1, -padding:] = 0
+    with torch.no_grad(), observe(model, RelativePositions(limit=3), HeadEntropy()) as seen:
+        model(**batch)
+    shown = RelativePositions(limit=3), HeadEntropy()
+    show_maps(model, batch, attention_maps(model, batch)[kind], *shown, kind=kind)
+    positions, entropy = (observer.compute() for observer in shown)
+    assert list(positions.attention) == [kind]
+    torch.testing.assert_close(positions.attention[kind], seen.results()["relative_positions"].attention[kind])
+    torch.testing.assert_close(entropy[kind], seen.results()["entropy"][kind])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bart", None), ("bart", "cross"), ("bert", "decoder"), ("gpt2", "encoder")]
+)
+def test_the_site_of_maps_is_asked_for_where_there_are_several(name, kind):
+    model = tiny(name)
+    with pytest.raises(ValueError, match=f"kind must be .*, the site of the maps, got {kind!r}"):
+        show_maps(model, text_of(model), random_maps(), RelativePositions(), kind=kind)

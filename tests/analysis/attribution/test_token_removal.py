@@ -142,3 +142,17 @@ def test_models_without_such_a_prediction_are_refused():
     several = tiny_model("bert", "ForSequenceClassification", problem_type="multi_label_classification")
     with pytest.raises(ValueError, match="has several labels for a sentence, not probabilities of classes"):
         faithfulness(several, batch, attribution)
+
+
+def test_what_has_no_number_per_token_is_refused_and_not_left_out():
+    model, attribution = classifier(), attribution_of(SENTENCES[:1])
+    batch = padded_batch(SENTENCES[:1], pad=0)
+    with pytest.raises(ValueError, match=r"tokens cannot be removed from attention_mask of shape \(1, 1, 6, 6\)"):
+        faithfulness(model, {**batch, "attention_mask": torch.ones(1, 1, 6, 6)}, attribution)
+    decoder = vivid(build_stock("llama")).double().eval()
+    packed = {"input_ids": batch["input_ids"], "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2]])}
+    with pytest.raises(ValueError, match="from rows of one sentence, but this batch has several in a row"):
+        faithfulness(decoder, packed, attribution)
+    alone = faithfulness(decoder, batch, attribution)
+    positions = {**batch, "position_ids": torch.arange(6)[None], "output_attentions": False}
+    torch.testing.assert_close(faithfulness(decoder, positions, attribution).most_first, alone.most_first)

@@ -466,3 +466,35 @@ def test_under_autocast_weights_are_in_single_precision():
     with torch.no_grad(), observe(model, Maps()) as seen, torch.autocast("cpu", torch.bfloat16):
         model(**batch_for("bert"))
     assert all(weights.dtype == torch.float32 for weights, *_ in seen.maps.values())
+
+
+class Number(Observer):
+    """Counts tokens, in one of its means alone and in another by name."""
+
+    name = "number"
+
+    def __init__(self):
+        self.alone, self.named = HeadMeans("Number"), {"one": HeadMeans("Number")}
+
+    def update(self, call):
+        for means in (self.alone, self.named["one"]):
+            means.add(call, torch.ones(call.weights.shape[:3], dtype=torch.float64))
+
+    def compute(self):
+        return [{site: int(count) for site, count in m.counts.items()} for m in (self.alone, self.named["one"])]
+
+
+def test_a_pass_that_fails_in_a_later_layer_counts_in_none():
+    model = build_stock("bert")
+    sentences = torch.randint(4, 60, (1, 5)), torch.randint(4, 60, (1, 9))
+    with torch.no_grad(), observe(model, observer := Number()):
+        handle = model.bert.encoder.layer[1].register_forward_pre_hook(lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(sentences[0])
+        handle.remove()
+        model(sentences[1])
+        model.bert.encoder.layer[2].register_forward_pre_hook(lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(sentences[0])
+    for counts in observer.compute():
+        assert list(counts.values()) == [9, 9, 9]

@@ -18,7 +18,7 @@ from transformers import (
 
 from hf_attn_dynamics import HeadReading, attention_maps, prune_heads, read_heads
 from hf_attn_dynamics.analysis import sentence_maps
-from hf_attn_dynamics.analysis.pages.head_explorer import page_data, verdict
+from hf_attn_dynamics.analysis.pages.head_explorer import _rounded, page_data, verdict
 from hf_attn_dynamics.analysis.pages.html import embedded_json
 from hf_attn_dynamics.analysis.reading_examples import Example
 from hf_attn_dynamics.analysis.sentences import Sentences
@@ -175,3 +175,7 @@ def test_files_of_earlier_versions_are_still_read(reading, tmp_path):
     assert earlier.summary()["delimiter_heads"] == {"encoder": None}
     earlier.save_page(tmp_path / "page.html")
     assert "delimiters (not measured)" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_infinite_numbers_are_shown_as_missing():
+    assert _rounded({"a": torch.tensor([1.23456, torch.inf, torch.nan])}) == {"a": [1.2346, None, None]}

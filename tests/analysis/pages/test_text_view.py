@@ -2,6 +2,7 @@
 """The attention of all heads in a text, and contributions to them: values, models, frames, bad input."""
 
 import html
+import json
 import re
 
 import pytest
@@ -19,6 +20,8 @@ from hf_attn_dynamics import (
     show_heads,
     value_weighted_attention,
 )
+from hf_attn_dynamics.analysis.pages.text_view import HeadView
+from hf_attn_dynamics.analysis.sentence_maps import SentenceMaps, Side
 from hf_attn_dynamics.data import train_byte_level_bpe
 
 
@@ -196,3 +199,19 @@ def test_a_text_that_fills_no_page_is_refused_before_it_is_read(tokenizer):
 def test_an_encoder_decoder_without_language_modeling_head_is_refused(tokenizer):
     with pytest.raises(ValueError, match="MarianModel cannot prepare a target for its decoder"):
         show_heads(marian().model, tokenizer, TEXT)
+
+
+def test_heads_with_small_weights_are_not_removed_ones():
+    # 8 bits round the weights of uniform attention over so many tokens to 0.
+    weights = torch.full((1, 3, 600, 600), 1 / 600)
+    weights[0, 1] = torch.nan
+    side = Side(["word"] * 600, [], [])
+    one = SentenceMaps.of("text", [side], {"attention": {"encoder": weights}})
+    assert HeadView([one], "title").heads == {"encoder": [(0, 0), (0, 2)]}
+    values = json.loads(json.dumps(one._asdict()))
+    assert SentenceMaps.from_dict(values) == one
+    earlier = SentenceMaps.of(
+        "text", [Side(["a", "b"], [], [])], {"attention": {"encoder": torch.eye(2).expand(1, 2, 2, 2)}}
+    )
+    values = {name: value for name, value in earlier._asdict().items() if name != "heads"}
+    assert SentenceMaps.from_dict(json.loads(json.dumps(values))).heads == {"encoder": [[0, 0], [0, 1]]}

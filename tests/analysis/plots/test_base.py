@@ -15,7 +15,7 @@ from hf_attn_dynamics.analysis.plots.base import (
     plot_pretraining,
     plot_pruning_curve,
 )
-from hf_attn_dynamics.analysis.plots.figures import SITE_COLOURS
+from hf_attn_dynamics.analysis.plots.figures import SITE_COLOURS, finish_figure, literal, new_figure
 from hf_attn_dynamics.models.hard_concrete import HardConcreteGate
 from hf_attn_dynamics.models.head_settings import GateSettings
 from hf_attn_dynamics.recipes.curves import drawn_log
@@ -332,3 +332,17 @@ def test_all_drawings_are_found_in_the_room():
     assert plots.plot_heat_maps is plot_heat_maps
     with pytest.raises(AttributeError, match="has no attribute 'plot_nothing'"):
         plots.plot_nothing()
+
+
+def test_dollar_signs_enclose_no_formulas(tmp_path):
+    figure, panels = new_figure(4, 3)
+    axes = panels.flatten()[0]
+    axes.plot([1, 2], label="$$ run")
+    axes.set_title("$a^b$ $$")
+    axes.annotate("x_$1$$", (0, 1))
+    axes.set_xticks([0, 1], [literal("$$"), literal("a$b$c")])
+    figure.legend()
+    finish_figure(figure, tmp_path / "figure.png", "$$ title", "what")
+    drawn = (tmp_path / "figure.svg").read_text()
+    for text in ("$$ run", "$a^b$ $$", "x_$1$$", ">$$<", "a$b$c", "$$ title"):
+        assert text in drawn, text

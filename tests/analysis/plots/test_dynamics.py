@@ -159,3 +159,17 @@ def test_what_can_not_be_drawn_is_refused(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         plot_head_dynamics(**{"timelines": runs(), "path": tmp_path / "heads.png", **arguments})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("heads", [2, 12])
+def test_a_single_step_is_seen(heads):
+    timeline = HeadTimeline()
+    timeline.record(100, "confidence", HeadScores({"encoder": torch.rand(heads, heads)}))
+    axes = timeline.plot().axes[0]
+    if heads == 12:
+        corners = axes.collections[0].get_coordinates()
+        assert (corners[:, 1, 0] - corners[:, 0, 0] == 1).all()
+        assert axes.get_xticks().tolist() == [100]
+    else:
+        assert len(axes.lines) >= 4
+        assert all(line.get_marker() == "o" for line in axes.lines if len(line.get_xdata()) == 1)

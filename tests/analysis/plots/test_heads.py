@@ -142,3 +142,13 @@ def test_results_draw_themselves(tmp_path, monkeypatch):
         assert (tmp_path / f"{name}.svg").is_file()
         if name != "timeline":
             assert "<table" in result._repr_html_()
+
+
+def test_kinds_with_a_single_head_are_left_out():
+    distances = distances_of(2, 3)
+    names, table = distances.heads["encoder"], distances.distances["encoder"]
+    both = HeadDistances({"encoder": names, "cross": [(0, 1)]}, {"encoder": table, "cross": torch.zeros(1, 1)})
+    assert len([axes for axes in plot_head_distances(both).axes if axes.lines]) == 1
+    alone = HeadDistances({"cross": [(0, 1)]}, {"cross": torch.zeros(1, 1)})
+    with pytest.raises(ValueError, match="no two heads of one kind of site"):
+        plot_head_distances(alone)

@@ -464,3 +464,15 @@ def test_progress_is_shown_within_a_batch(capsys):
     config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     head_relevance(BertForMaskedLM(config), {"input_ids": torch.randint(5, 30, (2, 7))}, progress=True)
     assert "7/7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rule", ["ratio", "alpha_beta", "attn_lrp"])
+@pytest.mark.parametrize("normalize", ["sum", None])
+def test_padding_on_the_left_of_rotary_embeddings_changes_no_relevance(rule, normalize):
+    model = vivid(build_stock("llama"))
+    ids = torch.tensor([[5, 9, 7, 12], [4, 6, 11, 8]])
+    expected = head_relevance(model, {"input_ids": ids}, rule, normalize=normalize)["decoder"]
+    left = torch.nn.functional.pad(ids, (3, 0), value=1)
+    batch = {"input_ids": left, "attention_mask": torch.nn.functional.pad(torch.ones_like(ids), (3, 0))}
+    found = head_relevance(model, batch, rule, normalize=normalize)["decoder"]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
