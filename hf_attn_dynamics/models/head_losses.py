@@ -331,7 +331,8 @@ class TaskLossMixin:
         if balance is None:
             return 0.0
         passes = num_items.get(FORWARD_PASSES, 1) if isinstance(num_items, dict) else 1
-        return self.router_aux_loss_coef * balance / passes
+        holder = self if hasattr(self, "router_aux_loss_coef") else self.config.get_text_config()
+        return holder.router_aux_loss_coef * balance / passes
 
     def check_loss_function(self) -> None:
         """Raises ValueError if a user has replaced `loss_function`, which the loss of an accumulated batch is not."""

@@ -21,8 +21,8 @@ def lowest_scored(
     """Heads or units to remove, so that those with the largest scores remain.
 
     Groups are kept or removed as a whole, by the sum of their scores; with groups of different sizes, one that exceeds
-    the rest of the budget is removed. Ties are broken by kind (encoder, decoder,
-    cross), then by the lower layer, then by the lower index.
+    the rest of the budget is removed. Ties are broken by kind (encoder, decoder, cross), then by the lower layer, then
+    by the lower index.
 
     Args:
         keep (`int` or `dict[str, int]`): Number of heads or units to keep, over all layers and kinds; or by kind,

@@ -431,3 +431,29 @@ def test_heads_in_other_processes_are_refused(tmp_path, what):
     args = trainer(tmp_path, model_for(), examples("MaskedLM"), **NINE).args
     with pytest.raises(ValueError, match="headwise models do not support parallelism over .* 2 processes"):
         Parallel(model_for(), args, data_collator=collate, train_dataset=examples("MaskedLM"))
+
+
+def test_the_best_model_is_found_in_a_folder_that_was_moved(tmp_path, caplog):
+    class Stop(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 4
+
+    settings = {
+        **NINE, "load_best_model_at_end": True, "metric_for_best_model": "worse", "greater_is_better": False,
+        "save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
+    }  # fmt: skip
+    data, ends = examples("MaskedLM"), []
+    for folder, callbacks, resume in (("old", [Stop()], None), ("new", [], True)):
+        model = model_for()
+        args = trainer(tmp_path / folder, model, data, data, **settings).args
+        own = {"train_dataset": data, "eval_dataset": data, "data_collator": collate}
+        worse = Worse(model, args, callbacks=callbacks, **own)
+        worse.train(resume_from_checkpoint=resume)
+        ends.append(parameters_to_vector(model.parameters()))
+        if folder == "old":
+            (tmp_path / "old").rename(tmp_path / "new")
+    assert worse.state.global_step == 9
+    assert worse.state.best_model_checkpoint == str(tmp_path / "new" / "checkpoint-2")
+    assert "Could not locate the best model" not in caplog.text
+    # The weights of step 2 in both cases.
+    assert torch.equal(*ends)
