@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
+import transformers.utils.hub
 from huggingface_hub import close_session, constants
 
 
@@ -59,6 +60,8 @@ def running_hub(monkeypatch):
     with HubServer() as server:
         for name, value in {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
             monkeypatch.setattr(constants, name, value)
+        # Shared by all calls, with the address that was valid at the first.
+        monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
         monkeypatch.setattr(huggingface_hub.utils._http, "time", SimpleNamespace(sleep=lambda seconds: None))
         monkeypatch.setenv("HF_TOKEN", "token")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
