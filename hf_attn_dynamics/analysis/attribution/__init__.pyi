@@ -8,6 +8,8 @@ from .decomposition import TokenDecomposition as TokenDecomposition
 from .decomposition import token_decomposition as token_decomposition
 from .integrated_gradients import IntegratedGradientsAgreement as IntegratedGradientsAgreement
 from .integrated_gradients import integrated_gradients_agreement as integrated_gradients_agreement
+from .layers import EncoderDecoderContribution as EncoderDecoderContribution
+from .layers import encoder_decoder_contribution as encoder_decoder_contribution
 from .layers import layer_contribution as layer_contribution
 from .local import local_contribution as local_contribution
 from .rollout import attention_flow as attention_flow

@@ -6,7 +6,7 @@ import torch
 from stock_models import build_stock
 from tiny_models import UNEVEN, padded_batch, tiny_model, vivid
 
-from hf_attn_dynamics import layer_contribution, prune_heads
+from hf_attn_dynamics import encoder_decoder_contribution, layer_contribution, prune_heads
 from hf_attn_dynamics.analysis.attribution.layers import _Summands
 from hf_attn_dynamics.models.head_roles import locate_heads
 
@@ -161,12 +161,133 @@ def test_the_bias_of_a_layer_without_heads_counts():
         (
             "llama",
             "globenc",
-            "GlobEnc is defined for post-norm layers, which LlamaDecoderLayer of .* is not",
+            "GlobEnc is known for the layers of BERT.* and XLM-R, unlike LlamaDecoderLayer of .*'alti'",
         ),
-        ("distilbert", "alti", "the norms of TransformerBlock of DistilBertForMaskedLM are not known"),
+        ("bart", "globenc", "GlobEnc is known for the layers of BERT.*, unlike BartEncoderLayer of"),
+        ("albert", "alti", "the norms of AlbertLayer of AlbertForMaskedLM are not known"),
         ("gemma2", "alti", "Gemma2DecoderLayer of Gemma2ForCausalLM normalizes the output of its attention"),
     ],
 )
 def test_what_is_not_defined_is_named(name, method, message):
     with pytest.raises(ValueError, match=message):
         layer_contribution(build_stock(name), {"input_ids": torch.tensor([[5, 6]])}, method)
+
+
+TARGETS = [[2, 7, 9], [2, 10], [2, 6, 6, 8]]
+
+
+def marian_blocks(layer):
+    """Attention modules of a decoder layer, `(norm before, module, norm after)`."""
+    return [
+        (None, layer.self_attn, layer.self_attn_layer_norm),
+        (None, layer.encoder_attn, layer.encoder_attn_layer_norm),
+    ]
+
+
+def t5_blocks(layer):
+    own, crossed, _ = layer.layer
+    return [(own.layer_norm, own.SelfAttention, None), (crossed.layer_norm, crossed.EncDecAttention, None)]
+
+
+@torch.no_grad()
+def slow_decoder(model, layers, blocks_of, batch):
+    """Contributions within the layers of a decoder: `(layers, target, source)` and `(layers, target, target)`."""
+    outputs = model(**batch, output_hidden_states=True, output_attentions=True, use_cache=False)
+    encoded = outputs.encoder_last_hidden_state[0]
+    sources, targets = [], []
+    for layer, states, *maps in zip(
+        layers, outputs.decoder_hidden_states, outputs.decoder_attentions, outputs.cross_attentions
+    ):
+        states, found = states[0], []
+        for (before, attention, after), weights in zip(blocks_of(layer), maps):
+            is_cross = len(found) == 1
+            value, output = (
+                (attention.v_proj, attention.out_proj) if hasattr(attention, "v_proj") else (attention.v, attention.o)
+            )
+            inputs = states if before is None else before(states)
+            values = value(encoded if is_cross else inputs)
+            heads, size = weights.shape[1], values.shape[-1] // weights.shape[1]
+            table, summed = [], []
+            for i in range(len(states)):
+                parts = []
+                for j in range(len(values)):
+                    part = torch.zeros_like(states[0])
+                    for head in range(heads):
+                        at = slice(head * size, (head + 1) * size)
+                        part += weights[0, head, i, j] * (output.weight[:, at] @ values[j, at])
+                    parts.append(part)
+                if is_cross:
+                    parts.append(states[i])
+                else:
+                    parts[i] = parts[i] + states[i]
+                total = sum(parts) + (0 if output.bias is None else output.bias)
+                result = total if after is None else after(total)
+                if after is not None:
+                    parts = [normal(after, part, total) for part in parts]
+                row = [max(0, float(result.abs().sum() - (result - part).abs().sum())) for part in parts]
+                table.append([one / sum(row) for one in row])
+                summed.append(result)
+            states = torch.stack(summed)
+            found.append(torch.tensor(table).double())
+        own, crossed = found
+        sources.append(crossed[:, :-1])
+        targets.append(crossed[:, -1:] * own)
+    return torch.stack(sources), torch.stack(targets)
+
+
+@pytest.mark.parametrize(("name", "blocks_of"), [("marian", marian_blocks), ("t5", t5_blocks)])
+def test_decoders_are_those_of_one_pair_after_the_other(name, blocks_of):
+    model = vivid(build_stock(name)).double().eval()
+    model.set_attn_implementation("eager")
+    decoder = model.get_decoder()
+    layers = decoder.layers if name == "marian" else decoder.block
+    for ids, target in zip(SENTENCES, TARGETS):
+        batch = {"input_ids": torch.tensor([ids]), "decoder_input_ids": torch.tensor([target])}
+        source, own = slow_decoder(model, layers, blocks_of, batch)
+        found = encoder_decoder_contribution(model, batch, aggregate=False)
+        # The precision of the attention weights of T5 is float32.
+        torch.testing.assert_close(found.source[:, 0], source, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.target[:, 0], own, rtol=1e-4, atol=1e-6)
+        encoder = layer_contribution(model, batch)[-1, 0]
+        rolled = encoder_decoder_contribution(model, batch)
+        first = source[0] @ encoder
+        torch.testing.assert_close(rolled.source[0, 0], first, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(rolled.source[1, 0], source[1] @ encoder + own[1] @ first, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(rolled.target[1, 0], own[1] @ own[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "pegasus", "t5"])
+def test_source_and_target_sum_to_one_without_regard_to_padding(name):
+    model = vivid(build_stock(name)).double().eval()
+    pad = model.config.pad_token_id
+    padded = padded_batch(SENTENCES, pad=pad)
+    target = padded_batch(TARGETS, pad=pad)
+    padded |= {"decoder_input_ids": target["input_ids"], "decoder_attention_mask": target["attention_mask"]}
+    together = encoder_decoder_contribution(model, padded)
+    for number, (ids, words) in enumerate(zip(SENTENCES, TARGETS)):
+        alone = encoder_decoder_contribution(
+            model, {"input_ids": torch.tensor([ids]), "decoder_input_ids": torch.tensor([words])}
+        )
+        for own, single, keys in zip(together, alone, (len(ids), len(words))):
+            torch.testing.assert_close(own[:, number, : len(words), :keys], single[:, 0], rtol=1e-5, atol=1e-7)
+            assert (own[:, number, len(words) :] == 0).all()
+            assert (own[:, number, :, keys:] == 0).all()
+        totals = alone.source.sum(-1) + alone.target.sum(-1)
+        torch.testing.assert_close(totals, torch.ones_like(totals))
+        assert (alone.target.triu(1) == 0).all()
+
+
+def test_without_heads_on_the_source_all_comes_from_the_target():
+    model = vivid(build_stock("marian")).double().eval()
+    cross = [layer for layer in locate_heads(model) if layer.site.kind == "cross"]
+    prune_heads(model, {"cross": {layer.site.layer: range(layer.num_heads) for layer in cross}})
+    batch = {"input_ids": torch.tensor([[5, 9, 7]]), "labels": torch.tensor([[7, 9, 0]])}
+    source, target = encoder_decoder_contribution(model, batch)
+    assert (source == 0).all()
+    torch.testing.assert_close(target.sum(-1), torch.ones_like(target[..., 0]))
+
+
+def test_a_model_without_a_decoder_is_named():
+    message = "BertForMaskedLM has no decoder beside an encoder; layer_contribution"
+    with pytest.raises(ValueError, match=message):
+        encoder_decoder_contribution(build_stock("bert"), {"input_ids": torch.tensor([[5, 6]])})
