@@ -45,6 +45,7 @@ from hf_attn_dynamics.recipes.run import run_recipe
 
 Batch = dict[str, torch.Tensor]
 POINTS = 20  # on the path of integrated gradients
+PROBES = 32  # directions per token
 
 
 def of_first_token(maps: torch.Tensor) -> torch.Tensor:
@@ -74,6 +75,11 @@ def hidden_token_attribution(model: PreTrainedModel, batch: Batch) -> torch.Tens
     return of_first_token(of_last_layer(global_contribution(model, batch)))
 
 
+def estimated_hidden_token_attribution(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    probes = min(PROBES, model.get_input_embeddings().weight.shape[1])
+    return of_first_token(of_last_layer(global_contribution(model, batch, "probes", probes)))
+
+
 def gradients(model: PreTrainedModel, batch: Batch, points: int) -> torch.Tensor:
     """Integrated gradients from embeddings of zeros, `(batch, tokens)`; gradient × input for a single point."""
     embedded = model.get_input_embeddings()(batch["input_ids"]).detach()
@@ -100,6 +106,7 @@ METHODS: dict[str, Callable[[PreTrainedModel, Batch], torch.Tensor]] = {
     "rollout": rollout,
     "value_weighted_rollout": value_weighted_rollout,
     "hidden_token_attribution": hidden_token_attribution,
+    "hidden_token_attribution_probes": estimated_hidden_token_attribution,
     "alti": lambda model, batch: of_first_token(layer_contribution(model, batch)[-1]),
     "globenc": lambda model, batch: of_first_token(layer_contribution(model, batch, "globenc")[-1]),
     "decompx": decompx,

@@ -25,6 +25,7 @@ from hf_attn_dynamics.recipes.run import flags_of
 FOLDER = Path(__file__).parents[2] / "recipes" / "benchmarks"
 sys.path.append(str(FOLDER))
 import analysis  # noqa: E402
+import attribution_cost  # noqa: E402
 import benchmarking  # noqa: E402
 import distillation  # noqa: E402
 import guidance  # noqa: E402
@@ -139,6 +140,23 @@ def test_attributions_are_ranked_by_their_faithfulness(tmp_path, capsys):
     assert summary["texts"] == 3
     assert (tmp_path / "out" / "faithfulness.png").is_file()
     assert "attn_lrp: gap" in capsys.readouterr().out
+
+
+def test_the_cost_of_attributions_is_measured_until_they_take_too_long(tmp_path, capsys):
+    # Imported by its own name, so that the processes that measure memory find it.
+    sizes = {"lengths": [4, 8], "hidden_size": 64, "num_hidden_layers": 1, "rounds": 1, "limit": 0.0}
+    methods, folder = ["alti", "attn_lrp"], str(tmp_path / "out")
+    summary = attribution_cost.main(attribution_cost.CostArguments(methods=methods, output_dir=folder, **sizes))
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
+    found = {(row["length"], row["method"]) for row in summary["rows"]}
+    assert found == {(4, "forward"), (4, "alti"), (4, "attn_lrp"), (8, "forward")}
+    for row in summary["rows"]:
+        assert row["seconds"] > 0
+        assert (row["to_forward"] == 1) or row["method"] != "forward"
+        assert row["memory_mb"] >= 0
+    assert "to_forward" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"lengths must be at least 2 and ascend, got \[8, 4\]"):
+        attribution_cost.CostArguments(lengths=[8, 4])
 
 
 def test_predicted_and_measured_speedups_are_compared(tmp_path, capsys):
