@@ -29,9 +29,9 @@ STAGES = {
     "commit": r"/api/models/(?P<repo>.+)/commit/.*",
 }
 OTHERS = {
-    "download": r"/(?P<repo>.+?)/resolve/[^/]+/(?P<name>.+)",
-    "list": r"/api/models/(?P<repo>.+?)/tree/.*",
-    "about": r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/.*)?",
+    "download": r"/(?P<repo>.+?)/resolve/(?P<revision>[^/]+)/(?P<name>.+)",
+    "list": r"/api/models/(?P<repo>.+?)/tree/(?P<revision>[^/]+).*",
+    "about": r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>[^/]+))?",
 }
 
 
@@ -40,7 +40,8 @@ class LocalHub(ThreadingHTTPServer):
 
     Attributes:
         address (`str`): Where it listens, on this machine only.
-        repositories (`dict[str, dict[str, bytes]]`): Committed files by repository and name.
+        repositories (`dict[str, dict[str, bytes]]`): Committed files by repository and name. `REPOSITORY@REVISION`
+            holds those of another revision than `main`.
         settings (`dict[str, dict]`): What each repository was made with.
     """
 
@@ -144,24 +145,41 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, {"success": True, "commitOid": REVISION, "hookOutput": "",
                            "commitUrl": f"{self.server.address}/{repo}/commit/{REVISION}"})  # fmt: skip
 
-    def _download(self, body, repo, name):
-        content = self.server.repositories.get(repo, {}).get(name)
-        if content is None:
-            self._answer(404, x_error_code="EntryNotFound", x_repo_commit=REVISION)
-        else:
-            self._answer(200, content, etag=f'"{hashlib.sha256(content).hexdigest()}"', x_repo_commit=REVISION)
+    def _files(self, repo, revision):
+        """Files and commit of a revision, which is a name or a commit."""
+        for own, files in self.server.repositories.items():
+            name, _, branch = own.partition("@")
+            if name == repo and revision in (branch or "main", commit_of(branch)):
+                return files, commit_of(branch)
+        known = any(own.partition("@")[0] == repo for own in self.server.repositories)
+        self._answer(404, x_error_code="RevisionNotFound" if known else "RepoNotFound")
+        return None, None
 
-    def _list(self, body, repo):
-        files = self.server.repositories[repo].items()
-        self._answer(200, [{"type": "file", "oid": "", "size": len(data), "path": name} for name, data in files])
+    def _download(self, body, repo, revision, name):
+        files, commit = self._files(repo, revision)
+        if files is not None and name not in files:
+            self._answer(404, x_error_code="EntryNotFound", x_repo_commit=commit)
+        elif files is not None:
+            etag = f'"{hashlib.sha256(files[name]).hexdigest()}"'
+            self._answer(200, files[name], etag=etag, x_repo_commit=commit)
 
-    def _about(self, body, repo):
-        if repo not in self.server.repositories:
-            self._answer(404, x_error_code="RepoNotFound")
-            return
-        names = [{"rfilename": name} for name in self.server.repositories[repo]]
-        about = {"id": repo, "modelId": repo, "sha": REVISION, "private": False, "tags": [], "siblings": names}
-        self._answer(200, about)
+    def _list(self, body, repo, revision):
+        files, _ = self._files(repo, revision)
+        if files is not None:
+            listed = files.items()
+            self._answer(200, [{"type": "file", "oid": "", "size": len(data), "path": name} for name, data in listed])
+
+    def _about(self, body, repo, revision):
+        files, commit = self._files(repo, revision or "main")
+        if files is not None:
+            names = [{"rfilename": name} for name in files]
+            about = {"id": repo, "modelId": repo, "sha": commit, "private": False, "tags": [], "siblings": names}
+            self._answer(200, about)
+
+
+def commit_of(branch: str) -> str:
+    """The commit of a revision, whose name is empty for `main`."""
+    return hashlib.sha1(branch.encode()).hexdigest() if branch else REVISION
 
 
 def start_hub() -> dict[str, str]:

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from hub_server import running_hub
 from stock_models import build_stock
 from tiny_models import padded_batch, ragged_sentences, vivid
 
@@ -76,6 +77,24 @@ def test_revisions_that_fail_or_differ_are_named_and_left_out(revisions, caplog)
     assert list(timeline.of("entropy")) == [5, 20]
     assert "step3 is left out of the timeline: OSError: step3 is not a valid git identifier" in caplog.text
     assert "step7 is left out of the timeline: ValueError: it has other numbers of layers or heads" in caplog.text
+
+
+def test_revisions_of_a_repository_are_downloaded_one_after_the_other(run, tmp_path, monkeypatch, caplog):
+    with running_hub(monkeypatch) as server:
+        for step in STEPS:
+            files = {file.name: file.read_bytes() for file in (run / f"checkpoint-{step}").iterdir()}
+            server.repositories[f"lab/model@step{step}"] = files
+        names = [*(f"step{step}" for step in STEPS), "step7"]
+        with caplog.at_level("WARNING"):
+            timeline = checkpoint_timeline(
+                "lab/model", [HeadEntropy()], BATCHES, names, progress=False, cache_dir=tmp_path
+            )
+    assert list(timeline.of("entropy")) == list(STEPS)
+    for step in STEPS:
+        found, expected = timeline.measurements[step]["entropy"], scores_of(step)["entropy"]
+        torch.testing.assert_close(found["encoder"], expected["encoder"])
+    assert "step7 is left out of the timeline: OSError" in caplog.text
+    assert "is not a valid git identifier" in caplog.text
 
 
 def test_a_timeline_continues_where_it_was(revisions, tmp_path):

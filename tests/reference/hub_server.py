@@ -58,7 +58,13 @@ class _Handler(local_hub.Handler):
 def running_hub(monkeypatch):
     """A server that this process takes for the Hub for as long as the block lasts; retries do not wait."""
     with HubServer() as server:
-        for name, value in {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+        settings = {
+            "ENDPOINT": server.address,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+        }
+        for name, value in settings.items():
             monkeypatch.setattr(constants, name, value)
         # Shared by all calls, with the address that was valid at the first.
         monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)
