@@ -4,18 +4,21 @@
     python recipes/benchmarks/attribution_faithfulness.py --model runs/sst2/dense --data data/sst2/dev.tsv
     python recipes/benchmarks/attribution_faithfulness.py --methods rollout attn_lrp --output_dir runs/faithfulness
 
-The model, an encoder with a classifier, reads texts with labels, of which only the texts are used. Each method assigns
-a number to each token for the prediction; tokens other than special ones are then removed in the order of these
-numbers (`faithfulness`). All methods take the same texts. The seconds of each method are those of attributing all
-texts, in batches: the median of `--rounds` measurements.
+The model, an encoder or a decoder with a classifier, reads texts with labels, of which only the texts are used. Each
+method assigns a number to each token for the prediction; tokens other than special ones are then removed in the order
+of these numbers (`faithfulness`). Methods that give contributions to each position are read at the position that the
+classifier reads, the first of an encoder and the last of a decoder. All methods take the same texts; those that do not
+know the model are left out. The seconds of each method are those of attributing all texts, in batches: the median of
+`--rounds` measurements.
 
 Keys of `summary.json`: `rows`, one for each method, the highest gap first: `method`, `gap`, `comprehensiveness`,
-`sufficiency`, and `seconds`; `texts`, their number; `tokens`, the mean number of tokens; and the settings.
+`sufficiency`, and `seconds`; `left_out`, why the other methods do not know the model; `texts`, their number; `tokens`,
+the mean number of tokens; and the settings.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +42,7 @@ from hf_attn_dynamics import (
 from hf_attn_dynamics._tables import format_table
 from hf_attn_dynamics.analysis.sentences import batches_by_length, padded
 from hf_attn_dynamics.data import load_classification
+from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.recipes.arguments.base import check_names, flag
 from hf_attn_dynamics.recipes.run import run_recipe
 
@@ -48,9 +52,17 @@ POINTS = 20  # on the path of integrated gradients
 PROBES = 32  # directions per token
 
 
-def of_first_token(maps: torch.Tensor) -> torch.Tensor:
-    """Contributions to the first token, `(batch, tokens)`, of maps `(batch, query, key)`."""
-    return maps[:, 0]
+def where_read(model: PreTrainedModel, batch: Batch, maps: torch.Tensor) -> torch.Tensor:
+    """Contributions to the position that the classifier reads, `(batch, tokens)`, of maps `(batch, query, key)`."""
+    if locate_heads(model)[0].site.kind == "encoder":
+        return maps[:, 0]
+    return maps[torch.arange(len(maps)), batch["attention_mask"].sum(1) - 1]
+
+
+def only(by_kind: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The value of the only kind of attention."""
+    [value] = by_kind.values()
+    return value
 
 
 def of_last_layer(maps: torch.Tensor) -> torch.Tensor:
@@ -60,24 +72,25 @@ def of_last_layer(maps: torch.Tensor) -> torch.Tensor:
 
 
 def attention(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    return of_first_token(of_last_layer(attention_maps(model, batch)["encoder"]))
+    return where_read(model, batch, of_last_layer(only(attention_maps(model, batch))))
 
 
 def rollout(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    return of_first_token(attention_rollout(attention_maps(model, batch)["encoder"])[-1])
+    return where_read(model, batch, attention_rollout(only(attention_maps(model, batch)))[-1])
 
 
 def value_weighted_rollout(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    return of_first_token(attention_rollout(value_weighted_attention(model, batch, projected=True))[-1])
+    weighted = value_weighted_attention(model, batch, projected=True)
+    return where_read(model, batch, attention_rollout(weighted)[-1])
 
 
 def hidden_token_attribution(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    return of_first_token(of_last_layer(global_contribution(model, batch)))
+    return where_read(model, batch, of_last_layer(global_contribution(model, batch)))
 
 
 def estimated_hidden_token_attribution(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     probes = min(PROBES, model.get_input_embeddings().weight.shape[1])
-    return of_first_token(of_last_layer(global_contribution(model, batch, "probes", probes)))
+    return where_read(model, batch, of_last_layer(global_contribution(model, batch, "probes", probes)))
 
 
 def gradients(model: PreTrainedModel, batch: Batch, points: int) -> torch.Tensor:
@@ -107,14 +120,14 @@ METHODS: dict[str, Callable[[PreTrainedModel, Batch], torch.Tensor]] = {
     "value_weighted_rollout": value_weighted_rollout,
     "hidden_token_attribution": hidden_token_attribution,
     "hidden_token_attribution_probes": estimated_hidden_token_attribution,
-    "alti": lambda model, batch: of_first_token(layer_contribution(model, batch)[-1]),
-    "globenc": lambda model, batch: of_first_token(layer_contribution(model, batch, "globenc")[-1]),
+    "alti": lambda model, batch: where_read(model, batch, layer_contribution(model, batch)[-1]),
+    "globenc": lambda model, batch: where_read(model, batch, layer_contribution(model, batch, "globenc")[-1]),
     "decompx": decompx,
     "gradient_times_input": lambda model, batch: gradients(model, batch, 1),
     "integrated_gradients": lambda model, batch: gradients(model, batch, POINTS),
-    "lrp_ratio": lambda model, batch: token_relevance(model, batch, "ratio")["encoder"][:, 0],
-    "lrp_alpha_beta": lambda model, batch: token_relevance(model, batch, "alpha_beta")["encoder"][:, 0],
-    "attn_lrp": lambda model, batch: token_relevance(model, batch)["encoder"][:, 0],
+    "lrp_ratio": lambda model, batch: only(token_relevance(model, batch, "ratio"))[:, 0],
+    "lrp_alpha_beta": lambda model, batch: only(token_relevance(model, batch, "alpha_beta"))[:, 0],
+    "attn_lrp": lambda model, batch: only(token_relevance(model, batch))[:, 0],
 }
 
 
@@ -122,7 +135,7 @@ METHODS: dict[str, Callable[[PreTrainedModel, Batch], torch.Tensor]] = {
 class FaithfulnessArguments(BenchmarkArguments):
     """Model, texts and methods."""
 
-    model: str = flag("runs/prune_heads/dense", "Checkpoint of a classifier of sentences, a post-norm encoder.")
+    model: str = flag("runs/prune_heads/dense", "Checkpoint of a classifier of sentences.")
     data: list[str] = flag(["data/sst2/dev.tsv"], "Files with texts and labels.")
     methods: list[str] | None = flag(None, f"Methods: {', '.join(METHODS)}; all by default.")
     rounds: int = flag(1, "Number of times that each method is timed.")
@@ -159,13 +172,18 @@ def main(args: FaithfulnessArguments) -> dict:
     texts = load_classification(args.data)["text"][: args.max_examples]
     encoded = tokenizer(texts, truncation=True, max_length=args.max_length)["input_ids"]
     batches = [padded(some, tokenizer.pad_token_id) for some in batches_by_length(encoded, args.batch_size)]
-    results, rows = {}, []
+    results, rows, left_out = {}, [], {}
     for name in args.methods or METHODS:
         seconds = []
-        for _ in range(args.rounds):
-            start = time.perf_counter()
-            found = [METHODS[name](model, batch) for batch in batches]
-            seconds.append(time.perf_counter() - start)
+        try:
+            for _ in range(args.rounds):
+                start = time.perf_counter()
+                found = [METHODS[name](model, batch) for batch in batches]
+                seconds.append(time.perf_counter() - start)
+        except ValueError as error:
+            left_out[name] = str(error)
+            print(f"{name} is left out: {error}", flush=True)
+            continue
         parts = [
             faithfulness(model, batch, own, args.steps, tokenizer.all_special_ids)
             for batch, own in zip(batches, found)
@@ -189,7 +207,7 @@ def main(args: FaithfulnessArguments) -> dict:
         args.summary_path.parent.mkdir(parents=True, exist_ok=True)
         plot_faithfulness(ranked, args.summary_path.parent / "faithfulness.png", title)
     tokens = sum(map(len, encoded)) / len(encoded)
-    return write_summary(args, {"rows": rows, "texts": len(texts), "tokens": tokens})
+    return write_summary(args, {"rows": rows, "left_out": left_out, "texts": len(texts), "tokens": tokens})
 
 
 if __name__ == "__main__":

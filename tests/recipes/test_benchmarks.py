@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import padded_batch, ragged_sentences, stock_config, vivid
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from hf_attn_dynamics.data import train_byte_level_bpe
 from hf_attn_dynamics.models.cost_table import CostTable
@@ -121,19 +127,24 @@ def test_a_summary_goes_to_the_file_that_output_names(tmp_path):
     assert (row["model"], row["batch"], row["length"]) == ("12% of 72 heads", 1, 4)
 
 
-def test_attributions_are_ranked_by_their_faithfulness(tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_attributions_are_ranked_by_their_faithfulness(kind, tmp_path, capsys):
     tokenizer = train_byte_level_bpe(["the cat sat on the mat", "the dog ran"], 300, kind="bert")
     tokenizer.save_pretrained(tmp_path / "model")
-    config = BertConfig(
-        vocab_size=300, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8
-    )
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    sizes = {"vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if kind == "encoder":
+        model = BertForSequenceClassification(BertConfig(**sizes, intermediate_size=8))
+    else:
+        padding = tokenizer.pad_token_id
+        model = LlamaForSequenceClassification(LlamaConfig(**sizes, intermediate_size=8, pad_token_id=padding))
+    model.save_pretrained(tmp_path / "model")
     (tmp_path / "text.tsv").write_text("the cat sat on the mat\t1\nthe dog ran\t0\nthe cat ran\t1\n")
     words = ["--model", tmp_path / "model", "--data", tmp_path / "text.tsv", "--batch_size", "2", "--steps", "3"]
     module = load("attribution_faithfulness")
     summary = module.main(parse("attribution_faithfulness", *map(str, words), "--output_dir", str(tmp_path / "out")))
     assert json.loads((tmp_path / "out" / "summary.json").read_text()) == summary
-    assert {row["method"] for row in summary["rows"]} == module.METHODS.keys()
+    assert summary["left_out"].keys() == (set() if kind == "encoder" else {"globenc", "decompx"})
+    assert {row["method"] for row in summary["rows"]} == module.METHODS.keys() - summary["left_out"].keys()
     gaps = [row["gap"] for row in summary["rows"]]
     assert gaps == sorted(gaps, reverse=True)
     assert all(row["seconds"] > 0 for row in summary["rows"])
