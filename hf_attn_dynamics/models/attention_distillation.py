@@ -7,11 +7,14 @@ both over blocks of rows. The teacher gets no gradient.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
 from .block_sizes import BLOCK_ELEMENTS, elements_on
+from .distillation_kernel import kernel_distillation
+from .guidance_kernel import is_as_exact, use_triton
 from .guidance_loss import hidden_keys
 from .teacher_settings import RELATIONS, TEACHER_LOSSES, TeacherSettings
 
@@ -249,15 +252,63 @@ def _distillation_blocks(
     return value, left_grad, right_grad
 
 
+@cache
+def _agrees(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Whether Triton gives the loss and the gradients of blocks on a device; if not, a warning says so, once."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(4, 1, 2, 70, size, generator=generator).to(dtype)
+
+    def arguments(exact: torch.dtype | None, loss: int) -> tuple:
+        left, right, *teacher = vectors.to(device, exact)
+        sides = [(*pair, size**-0.5, 0.0, (-1, 0)) for pair in ((left, right), teacher)]
+        weights = torch.ones(1, 70, device=device, dtype=exact or torch.float32)
+        return *sides[0], *sides[1], None, weights, loss, True
+
+    return all(
+        is_as_exact(
+            lambda loss=loss: kernel_distillation(*arguments(None, loss)),
+            lambda loss=loss: _distillation_blocks(*arguments(torch.float64, loss)),
+            device,
+            dtype,
+            "distillation",
+        )
+        for loss in range(len(TEACHER_LOSSES))
+    )
+
+
+def _distillation(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    scaling: float,
+    softcap: float,
+    band: Sequence[int],
+    teacher_left: torch.Tensor,
+    teacher_right: torch.Tensor,
+    teacher_scaling: float,
+    teacher_softcap: float,
+    teacher_band: Sequence[int],
+    key_mask: torch.Tensor | None,
+    coefficient: torch.Tensor,
+    loss: int,
+    needs_gradient: bool,
+    kernel: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[`_distillation_blocks`], or the same in Triton, see [`use_triton`]."""
+    function = kernel_distillation if use_triton(kernel, _agrees, left, teacher_left) else _distillation_blocks
+    student = left, right, scaling, softcap, band
+    teacher = teacher_left, teacher_right, teacher_scaling, teacher_softcap, teacher_band
+    return function(*student, *teacher, key_mask, coefficient, loss, needs_gradient)
+
+
 # Compiled graphs take the loop as one operator, see `guidance_loss`.
-_compiled_blocks = torch.library.custom_op(
-    re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::distillation_blocks", _distillation_blocks, mutates_args=()
+_compiled_distillation = torch.library.custom_op(
+    re.sub(r"\W", "_", __name__, flags=re.ASCII) + "::distillation", _distillation, mutates_args=()
 )
 
 
-@_compiled_blocks.register_fake
+@_compiled_distillation.register_fake
 def _(left, right, *arguments):
-    needs_gradient = arguments[-1]
+    needs_gradient = arguments[-2]
     shapes = (left.shape, right.shape) if needs_gradient else (0, 0)
     return (
         left.new_empty((), dtype=torch.promote_types(left.dtype, torch.float32)),
@@ -270,12 +321,12 @@ class _Distil(torch.autograd.Function):
     """The distillation loss of some heads."""
 
     @staticmethod
-    def forward(ctx, left, right, unit, *arguments):
+    def forward(ctx, left, right, unit, kernel, *arguments):
         needs_gradient = any(ctx.needs_input_grad[:2])
-        blocks = _compiled_blocks if torch.compiler.is_compiling() else _distillation_blocks
+        compute = _compiled_distillation if torch.compiler.is_compiling() else _distillation
         # The loss is float32 inside autocast, too.
         with torch.autocast(left.device.type, enabled=False):
-            value, *gradients = blocks(left, right, *arguments, needs_gradient)
+            value, *gradients = compute(left, right, *arguments, needs_gradient, kernel)
         ctx.save_for_backward(unit, *gradients)
         return value * unit
 
@@ -284,7 +335,7 @@ class _Distil(torch.autograd.Function):
     def backward(ctx, grad):
         unit, *own = ctx.saved_tensors
         scale = grad * unit
-        return (*((one * scale).to(one.dtype) for one in own), *[None] * 12)
+        return (*((one * scale).to(one.dtype) for one in own), *[None] * 13)
 
 
 def distillation_loss(
@@ -293,6 +344,7 @@ def distillation_loss(
     coefficient: torch.Tensor,
     loss: str = "kl",
     key_mask: torch.Tensor | None = None,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Weighted sum over rows and heads of the divergence of the student's attention from the teacher's.
 
@@ -304,12 +356,13 @@ def distillation_loss(
         coefficient (`torch.Tensor` of shape `(batch, rows)`): Weight of each row; 0 for rows that do not count.
         loss (`str`): `kl`, the divergence KL(teacher‖student), or `squared`, the squared distance.
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
+        kernel (`str`): One of `GUIDANCE_KERNELS`, see [`use_triton`].
 
     Returns:
         `torch.Tensor`: a float32 scalar (float64 for float64 inputs). Memory is linear in the length.
 
     Raises:
-        ValueError: if heads, rows or keys differ.
+        ValueError: if heads, rows or keys differ, or `triton` cannot take these factors.
     """
     shapes = [(*one.left.shape[:3], one.right.shape[2]) for one in (student, teacher)]
     if shapes[0] != shapes[1]:
@@ -326,6 +379,7 @@ def distillation_loss(
         student.left,
         student.right,
         unit,
+        kernel,
         float(student.scaling),
         float(student.softcap or 0.0),
         list(student.band),
@@ -347,6 +401,7 @@ def taught_loss(
     teacher: AttentionInputs,
     row_weights: Callable[[int], torch.Tensor],
     key_mask: torch.Tensor | None,
+    kernel: str = "auto",
 ) -> torch.Tensor:
     """Distillation loss of one layer of the student: the sum of the losses of its heads and of each relation.
 
@@ -358,6 +413,7 @@ def taught_loss(
         row_weights (callable): Returns the weight of each row, given a number of heads, see
             [`GuidanceTargets.row_weights`].
         key_mask (`torch.BoolTensor` of shape `(batch, keys)`, *optional*): True for non-padding keys.
+        kernel (`str`): One of `GUIDANCE_KERNELS`, see [`use_triton`].
 
     Returns:
         `torch.Tensor`: a float32 scalar (float64 in double precision).
@@ -371,6 +427,7 @@ def taught_loss(
         count = settings.relation_heads or teacher.query.shape[1]
         pairs.append(tuple(factors_of_relation(one, relation, count) for one in (student, teacher)))
     terms = [
-        distillation_loss(own, other, row_weights(own.left.shape[1]), settings.loss, key_mask) for own, other in pairs
+        distillation_loss(own, other, row_weights(own.left.shape[1]), settings.loss, key_mask, kernel)
+        for own, other in pairs
     ]
     return torch.stack(terms).sum()

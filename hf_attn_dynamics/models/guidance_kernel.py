@@ -10,6 +10,7 @@ rows × keys is written to memory, and no sum depends on the order of threads.
 Triton is optional, and imported only where the kernels are used.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -20,11 +21,64 @@ import torch
 from .guidance_settings import LOSSES
 
 
+logger = logging.getLogger(__name__)
 LARGEST_HEAD = 256
 # Sums of each row that the first kernel writes.
 LSE, SQUARES, ON_TARGET, TARGET_SCORES, TARGET_SEEN, TARGET_LSE, SCORES, COUNT = range(8)
 # Numbers of each row that the gradient kernels read.
 NUM_COEFFICIENTS = 8
+
+
+def use_triton(kernel: str, agrees: Callable[[torch.device, torch.dtype, int], bool], *vectors: torch.Tensor) -> bool:
+    """Whether Triton computes a loss, and not a loop over blocks.
+
+    Args:
+        kernel (`str`): One of `GUIDANCE_KERNELS`. `auto` takes Triton on GPUs where it is installed, compiles, and
+            agrees with the blocks on a small example.
+        agrees (callable): Whether it does, for a device, precision and size of vectors.
+        vectors (`torch.Tensor` of shape `(…, size)`): Queries, of the student first if there is a teacher.
+
+    Raises:
+        ValueError: if `triton` cannot take these queries.
+    """
+    own = vectors[0]
+    if kernel == "blocks" or (kernel == "auto" and not own.is_cuda):
+        return False
+    reason = next(filter(None, map(why_not_triton, vectors)), None)
+    if kernel == "auto":
+        return reason is None and agrees(own.device, own.dtype, own.shape[-1])
+    if reason is not None:
+        raise ValueError(f"guidance_kernel='triton', but {reason}; set it to 'auto' or 'blocks'.")
+    return True
+
+
+def is_as_exact(
+    compute: Callable[[], Sequence[torch.Tensor]],
+    exact: Callable[[], Sequence[torch.Tensor]],
+    device: torch.device,
+    dtype: torch.dtype,
+    what: str,
+) -> bool:
+    """Whether kernels run, and give an exact result up to the rounding of a precision; if not, a warning says so.
+
+    Args:
+        compute, exact (callable): Return value and gradients.
+        device (`torch.device`), dtype (`torch.dtype`): Device and precision of the kernels.
+        what (`str`): What they compute, for the warning.
+    """
+    try:
+        errors = [(a.double() - b).abs().max() / b.abs().max() for a, b in zip(compute(), exact())]
+        error = torch.stack(errors).max().item()
+        if error <= max(1e-5, 4 * torch.finfo(dtype).eps):
+            return True
+        reason = f"they differ by {error:.0e} from the exact loss"
+    except Exception as failure:
+        reason = f"{type(failure).__name__}: {failure}"
+    logger.warning(
+        f"The Triton kernels of {what} do not work on {device} in {dtype} ({reason}); the loss is computed over "
+        "blocks of rows instead, which is slower."
+    )
+    return False
 
 
 def why_not_triton(query: torch.Tensor) -> str | None:
@@ -45,7 +99,7 @@ def _is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _on_its_device(function: Callable) -> Callable:
+def on_its_device(function: Callable) -> Callable:
     """Triton launches kernels on the current device, not on that of the first argument."""
 
     @wraps(function)
@@ -56,7 +110,23 @@ def _on_its_device(function: Callable) -> Callable:
     return on_its_device
 
 
-@_on_its_device
+def unrounded(vectors: torch.Tensor) -> torch.Tensor:
+    """Vectors in a precision that the kernels can multiply."""
+    # The interpreter would multiply the bits of bfloat16 as integers.
+    return vectors.float() if vectors.dtype == torch.bfloat16 and _is_interpreted() else vectors
+
+
+def block_dim_of(size: int) -> int:
+    """Size of the blocks that hold vectors of a size: a power of two."""
+    return 1 << (max(16, size) - 1).bit_length()
+
+
+def block_of(block_dim: int) -> int:
+    """Number of rows, and of keys, of a tile: what a program holds has to fit on the chip."""
+    return 64 if block_dim <= 64 else 32
+
+
+@on_its_device
 def kernel_guidance(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -178,9 +248,7 @@ class _Layer:
         groups: Sequence[torch.Tensor],
         losses: Sequence[int],
     ):
-        if query.dtype == torch.bfloat16 and _is_interpreted():
-            # The interpreter would multiply the bits of bfloat16 as integers.
-            query, key = query.float(), key.float()
+        query, key = unrounded(query), unrounded(key)
         self.query, self.key, self.scaling, self.softcap, self.key_mask = query, key, scaling, softcap, key_mask
         self.before, self.after = band
         device, (batch, self.heads, self.num_rows, self.head_dim) = query.device, query.shape
@@ -215,9 +283,8 @@ class _Layer:
                 here = slice(keys.shape[2])
                 self.targets[:, i, :, here] = torch.where(weights != 0, keys, -1)
                 self.weights[:, i, :, here] = weights
-        self.block_dim = 1 << (max(16, self.head_dim) - 1).bit_length()
-        # What a program holds has to fit on the chip.
-        self.block = 64 if self.block_dim <= 64 else 32
+        self.block_dim = block_dim_of(self.head_dim)
+        self.block = block_of(self.block_dim)
 
     def _arguments(self) -> dict[str, Any]:
         mask = self.columns if self.key_mask is None else self.key_mask.to(torch.int8).contiguous()

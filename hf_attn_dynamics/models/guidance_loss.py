@@ -14,7 +14,7 @@ from functools import cache
 import torch
 
 from .block_sizes import BLOCK_ELEMENTS, elements_on
-from .guidance_kernel import kernel_guidance, why_not_triton
+from .guidance_kernel import is_as_exact, kernel_guidance, use_triton
 from .guidance_settings import LOSSES
 from .guidance_targets import LayerTargets
 
@@ -314,29 +314,6 @@ def guided_hits(query: torch.Tensor, key: torch.Tensor, scaling: float, targets:
 _NAMESPACE = re.sub(r"\W", "_", __name__, flags=re.ASCII)
 
 
-def use_triton(kernel: str, query: torch.Tensor) -> bool:
-    """Whether Triton computes the loss, and not the loop over blocks.
-
-    Args:
-        kernel (`str`): One of `GUIDANCE_KERNELS`. `auto` takes Triton on GPUs where it is installed, compiles, and
-            agrees with the blocks on a small example.
-        query (`torch.Tensor`): The queries.
-
-    Raises:
-        ValueError: if `triton` cannot take these queries.
-    """
-    if kernel == "blocks":
-        return False
-    if kernel == "auto" and not query.is_cuda:
-        return False
-    reason = why_not_triton(query)
-    if kernel == "auto":
-        return reason is None and _agrees(query.device, query.dtype, query.shape[-1])
-    if reason is not None:
-        raise ValueError(f"guidance_kernel='triton', but {reason}; set it to 'auto' or 'blocks'.")
-    return True
-
-
 @cache
 def _agrees(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether Triton gives the loss and the gradients of blocks on a device; if not, a warning says so, once."""
@@ -353,20 +330,13 @@ def _agrees(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
         query, key, *groups = (one.to(device) for one in tensors)
         return query, key, None, head_dim**-0.5, 0.0, None, (-1, 0), [0, 1, 2], groups, [0, 1], True
 
-    try:
-        found, expected = kernel_guidance(*arguments(None)), _guidance_blocks(*arguments(torch.float64))
-        errors = [(a.double() - b).abs().max() / b.abs().max() for a, b in zip(found[:3], expected)]
-        error = torch.stack(errors).max().item()
-        if error <= max(1e-5, 4 * torch.finfo(dtype).eps):
-            return True
-        reason = f"they differ by {error:.0e} from the exact loss"
-    except Exception as failure:
-        reason = f"{type(failure).__name__}: {failure}"
-    logger.warning(
-        f"The Triton kernels of guidance do not work on {device} in {dtype} ({reason}); the loss is computed over "
-        "blocks of rows instead, which is slower."
+    return is_as_exact(
+        lambda: kernel_guidance(*arguments(None))[:3],
+        lambda: _guidance_blocks(*arguments(torch.float64)),
+        device,
+        dtype,
+        "guidance",
     )
-    return False
 
 
 def _guidance(
@@ -384,7 +354,7 @@ def _guidance(
     kernel: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """[`_guidance_blocks`], or the same in Triton, see [`use_triton`]."""
-    function = kernel_guidance if use_triton(kernel, query) else _guidance_blocks
+    function = kernel_guidance if use_triton(kernel, _agrees, query) else _guidance_blocks
     return function(query, key, sinks, scaling, softcap, key_mask, band, starts, groups, losses, needs_gradient)
 
 

@@ -14,7 +14,7 @@ except ImportError:
 if triton is not None:
 
     @triton.jit
-    def _tile(
+    def score_tile(
         query,
         key,
         rows,
@@ -124,7 +124,7 @@ if triton is not None:
                 mask=(keys < length)[:, None] & (dims < HEAD_DIM)[None, :],
                 other=0.0,
             )
-            scores, visible = _tile(
+            scores, visible = score_tile(
                 own, others, rows, keys, key_mask, num_rows, length, scaling, softcap, BEFORE, AFTER, HAS_CAP,
                 HAS_MASK, PRECISION,
             )  # fmt: skip
@@ -313,7 +313,7 @@ if triton is not None:
                 others = tl.load(
                     query + theirs[:, None] * query_row + dims[None, :] * query_dim, mask=is_theirs, other=0.0
                 )
-                scores, visible = _tile(
+                scores, visible = score_tile(
                     others, own, theirs, mine, key_mask, num_rows, length, scaling, softcap, BEFORE, AFTER, HAS_CAP,
                     HAS_MASK, PRECISION,
                 )  # fmt: skip
@@ -324,7 +324,7 @@ if triton is not None:
                 result += tl.dot(tl.trans(slope).to(others.dtype), others, input_precision=PRECISION)
             else:
                 others = tl.load(key + theirs[:, None] * key_row + dims[None, :] * key_dim, mask=is_theirs, other=0.0)
-                scores, visible = _tile(
+                scores, visible = score_tile(
                     own, others, mine, theirs, key_mask, num_rows, length, scaling, softcap, BEFORE, AFTER, HAS_CAP,
                     HAS_MASK, PRECISION,
                 )  # fmt: skip

@@ -124,7 +124,7 @@ class HeadwiseCall:
         attention (`dict[HeadSite, AttentionInputs]`, *optional*): What they learn.
         unit_noise (`dict[HeadSite, torch.Tensor]`, *optional*): Uniform random numbers for the gates of the
             feed-forward block of each site.
-        kernel (`str`): What computes the guidance loss, one of `GUIDANCE_KERNELS`.
+        kernel (`str`): What computes the guidance loss, and that of a teacher, one of `GUIDANCE_KERNELS`.
 
     Attributes:
         guidance_terms (`dict[tuple[HeadSite, tuple[str, ...]], torch.Tensor]`): Terms of the guidance loss, by the
@@ -214,6 +214,7 @@ class HeadwiseCall:
             self.attention[site],
             targets.row_weights,
             targets.key_mask,
+            self.kernel,
         )
         self.add_terms(site, (TEACHER,), term[None])
         return _AttachRecomputed.apply(query, term, self) if self.finished else query

@@ -76,8 +76,9 @@ class HeadwiseMixin(CheckedInputsMixin, TaskLossMixin, HeadwiseVocabularyMixin, 
         guidance_rows (`torch.BoolTensor` of shape `(batch, target length)`, *optional*): Rows of the decoder and its
             cross-attention that the guidance loss is averaged over, for encoder–decoders given neither `labels` nor
             `decoder_attention_mask`; defaults to all rows.
-        guidance_kernel (`str`, *optional*): What computes the guidance loss: `triton`; `blocks`, a loop over blocks of
-            rows in PyTorch; or `auto` (default), Triton on GPUs where it is installed and compiles.
+        guidance_kernel (`str`, *optional*): What computes the guidance loss, and that of the attention of a teacher:
+            `triton`; `blocks`, a loop over blocks of rows in PyTorch; or `auto` (default), Triton on GPUs where it is
+            installed and compiles.
         output_gate_penalty (`bool`, *optional*): Return `gate_penalty`, the expected number of open heads and units,
             among those with gates: those whose gate and whose block's gate is open.
         gate_penalty_weight (`float` or `torch.Tensor`, *optional*): λ; adds `λ · gate_penalty` to `loss`, and also

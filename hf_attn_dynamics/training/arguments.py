@@ -72,8 +72,9 @@ class HeadwiseArguments:
             own schedules; those that it leaves out are `linear`.
         guidance_hold_steps (`int` or `dict[str, int]`, defaults to 0): Steps for which `hold_linear` and `hold` hold
             α_0; or a dictionary by pattern and target, or its JSON.
-        guidance_kernel (`str`, defaults to `"auto"`): What computes the guidance loss: `triton`; `blocks`, a loop over
-            blocks of rows in PyTorch; or `auto`, Triton on GPUs where it is installed and compiles.
+        guidance_kernel (`str`, defaults to `"auto"`): What computes the guidance loss, and that of the attention of a
+            teacher: `triton`; `blocks`, a loop over blocks of rows in PyTorch; or `auto`, Triton on GPUs where it is
+            installed and compiles.
         gate_penalty (`float`, defaults to 0): λ, the coefficient of the gate penalty.
         target_heads (`int`, *optional*): Number of gated heads to keep, instead of `gate_penalty`: exactly this number
             of gates are open after the last step, when it is evaluated and saved. Excludes `load_best_model_at_end`.

@@ -42,7 +42,7 @@ part() {
     fi
 }
 
-[ -n "${TOY:-}" ] || part kernel_tests python -m pytest -q tests/models/test_guidance_kernel.py
+[ -n "${TOY:-}" ] || part kernel_tests python -m pytest -q tests/models/test_guidance_kernel.py tests/models/test_distillation_kernel.py
 part guidance python recipes/benchmarks/guidance.py "${sizes[@]}" --systems "${systems[@]}" --output_dir "$output/guidance"
 part prefill python recipes/benchmarks/prefill.py "${prefill[@]}" --output_dir "$output/prefill"
 [ -n "${TOY:-}" ] || part model_tests python -m pytest -q tests/models/test_on_gpu.py

@@ -18,7 +18,7 @@ from hf_attn_dynamics import (
     HeadwiseTrainingArguments,
 )
 from hf_attn_dynamics.models import guidance_loss, guidance_triton
-from hf_attn_dynamics.models.guidance_kernel import kernel_guidance
+from hf_attn_dynamics.models.guidance_kernel import kernel_guidance, use_triton
 from hf_attn_dynamics.models.guidance_loss import _guidance_blocks
 from hf_attn_dynamics.models.guidance_settings import LOSSES
 
@@ -304,7 +304,7 @@ def test_compiled_models_have_the_same_loss():
 
 def test_trainers_pass_the_kernel_on(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(guidance_loss, "use_triton", lambda kernel, query: asked.append(kernel) or False)
+    monkeypatch.setattr(guidance_loss, "use_triton", lambda kernel, *_: asked.append(kernel) or False)
     model, batch = encoder()
     rows = [{"input_ids": ids, "labels": ids} for ids in IDS[:1].tolist() * 2]
     for kernel in ("auto", "triton"):
@@ -325,8 +325,8 @@ def test_trainers_pass_the_kernel_on(tmp_path, monkeypatch):
 
 def test_on_a_cpu_the_loss_is_computed_in_blocks_by_default():
     query = torch.zeros(1, 1, 1, 8)
-    assert not guidance_loss.use_triton("auto", query)
-    assert not guidance_loss.use_triton("blocks", query)
+    assert not use_triton("auto", guidance_loss._agrees, query)
+    assert not use_triton("blocks", guidance_loss._agrees, query)
 
 
 def test_why_triton_cannot_be_used_is_said(monkeypatch):
@@ -336,15 +336,15 @@ def test_why_triton_cannot_be_used_is_said(monkeypatch):
         (torch.zeros(1, 1, 1, 300), "heads have 300 dimensions, more than 256"),
     ):
         with pytest.raises(ValueError, match=f"guidance_kernel='triton', but {reason}; set it to 'auto' or 'blocks'"):
-            guidance_loss.use_triton("triton", other.to(DEVICE))
+            use_triton("triton", guidance_loss._agrees, other.to(DEVICE))
     with monkeypatch.context() as patch:
         patch.setattr(guidance_triton, "triton", None)
         with pytest.raises(ValueError, match="but Triton is not installed; set it"):
-            guidance_loss.use_triton("triton", query.to(DEVICE))
-        assert not guidance_loss.use_triton("auto", query.to(DEVICE))
+            use_triton("triton", guidance_loss._agrees, query.to(DEVICE))
+        assert not use_triton("auto", guidance_loss._agrees, query.to(DEVICE))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="but the tensors are on a CPU; set it"):
-        guidance_loss.use_triton("triton", query)
+        use_triton("triton", guidance_loss._agrees, query)
 
 
 @pytest.mark.parametrize(
