@@ -1,4 +1,4 @@
-"""Checkpoints that are loaded, trained and saved again and again where this package is not installed."""
+"""Checkpoints that are loaded, trained and saved again and again where this package and Triton are not installed."""
 
 import json
 
@@ -63,7 +63,7 @@ def headwise_name(model):
 # Each generation is saved by what was loaded from the one before: by the model, or by a stock Trainer.
 _GENERATIONS = """
 import sys
-sys.modules["hf_attn_dynamics"] = None
+sys.modules["hf_attn_dynamics"] = sys.modules["triton"] = None
 import torch, transformers
 folder, generations, trains = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "train"
 inputs, expected, auto = torch.load(f"{folder}/expected.pt")
