@@ -20,7 +20,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from benchmarking import BenchmarkArguments, write_summary
@@ -203,7 +202,7 @@ def main(args: FaithfulnessArguments) -> dict:
     print(format_table(list(rows[0]), [list(row.values()) for row in rows]))
     if args.summary_path is not None:
         ranked = {row["method"].replace("_", " "): results[row["method"]] for row in rows}
-        title = f"{Path(args.model).name}, {len(texts)} texts"
+        title = f"{args.model}, {len(texts)} texts"
         args.summary_path.parent.mkdir(parents=True, exist_ok=True)
         plot_faithfulness(ranked, args.summary_path.parent / "faithfulness.png", title)
     tokens = sum(map(len, encoded)) / len(encoded)

@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0.
 """Pictures of attention beside contributions (Pascal, Brunner & Wattenhofer 2021, Figures 1–7)."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from ..attribution.statistics import MAP_TYPES, MapCorrelation
 from ..attribution.token_removal import Faithfulness
 from ..head_scores import HeadScores
 from ..observers.positions import RelativeAttention
-from .figures import COLOURS, MARKERS, clean_axes, finish_figure, fix_layout, label_points, literal, new_figure
+from .figures import COLOURS, LINES, MARKERS, clean_axes, finish_figure, fix_layout, label_points, literal, new_figure
 from .matplotlib_names import Figure, MaxNLocator
 
 
@@ -176,13 +175,17 @@ def plot_faithfulness(results: Mapping[str, Faithfulness], path: str | Path | No
     if not results:
         raise ValueError("results are empty: nothing to draw.")
     figure, [panels] = new_figure(9.5, 4.2, columns=2, sharey=True)
-    styles = itertools.cycle(zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS)))
-    for (name, result), (colour, marker) in zip(results.items(), styles):
+    for index, (name, result) in enumerate(results.items()):
+        style = {
+            "color": COLOURS[index % len(COLOURS)],
+            "marker": MARKERS[index % len(MARKERS)],
+            "linestyle": LINES[index // len(COLOURS) % len(LINES)],
+        }
         label = f"{name} ({result.gap:.2f})" if name else f"gap {result.gap:.2f}"
         for axes, curve in zip(panels, (result.most_first, result.least_first)):
-            axes.plot(result.removed, curve, color=colour, marker=marker, markersize=3.5, linewidth=1.4, label=label)
+            axes.plot(result.removed, curve, **style, markersize=3.5, linewidth=1.4, label=label)
     for axes, which in zip(panels, ("most", "least")):
-        axes.set(xlabel=f"fraction of tokens removed, {which} important first", ylim=(0, 1.02))
+        axes.set(xlabel=f"fraction of tokens removed,\n{which} important first", ylim=(0, 1.02))
         clean_axes(axes)
     panels[0].set_ylabel("probability of the prediction")
     handles, labels = panels[0].get_legend_handles_labels()

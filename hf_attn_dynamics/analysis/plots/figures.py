@@ -29,6 +29,7 @@ SITE_NAMES = {
     "cross": "decoder–encoder attention",
 }
 MARKERS = "osD^vP"
+LINES = ("-", "--", ":")  # where colours repeat
 Panel = TypeVar("Panel")
 REMOVED = "0.65"  # colour of the crosses on removed heads
 NARROWEST = 4.5  # width in inches of a figure whose title can be read
