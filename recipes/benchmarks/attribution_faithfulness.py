@@ -94,14 +94,17 @@ def estimated_hidden_token_attribution(model: PreTrainedModel, batch: Batch) -> 
 
 def gradients(model: PreTrainedModel, batch: Batch, points: int) -> torch.Tensor:
     """Integrated gradients from embeddings of zeros, `(batch, tokens)`; gradient × input for a single point."""
-    embedded = model.get_input_embeddings()(batch["input_ids"]).detach()
-    others = {name: value for name, value in batch.items() if name != "input_ids"}
+    layer = model.get_input_embeddings()
+    embedded = layer(batch["input_ids"]).detach()
     with torch.no_grad():
         predicted = model(**batch).logits.argmax(-1, keepdim=True)
     total = torch.zeros_like(embedded)
     for point in range(points):
         inputs = (embedded * ((point + 0.5) / points if points > 1 else 1.0)).requires_grad_()
-        logit = model(inputs_embeds=inputs, **others).logits.gather(1, predicted).sum()
+        # In place of `inputs_embeds`, with which decoders do not find the last token before padding.
+        handle = layer.register_forward_hook(lambda *_, inputs=inputs: inputs)
+        logit = model(**batch).logits.gather(1, predicted).sum()
+        handle.remove()
         total += torch.autograd.grad(logit, inputs)[0] / points
     return (total * embedded).sum(-1)
 
