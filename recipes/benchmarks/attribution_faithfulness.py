@@ -13,7 +13,7 @@ know the model are left out. The seconds of each method are those of attributing
 
 Keys of `summary.json`: `rows`, one for each method, the highest gap first: `method`, `gap`, `comprehensiveness`,
 `sufficiency`, and `seconds`; `left_out`, why the other methods do not know the model; `texts`, their number; `tokens`,
-the mean number of tokens; and the settings.
+the mean number of tokens; and the settings. `faithfulness.png` shows the curves, and can be drawn again by `redraw`.
 """
 
 import statistics
@@ -43,6 +43,7 @@ from hf_attn_dynamics.analysis.sentences import batches_by_length, padded
 from hf_attn_dynamics.data import load_classification
 from hf_attn_dynamics.models.head_roles import locate_heads
 from hf_attn_dynamics.recipes.arguments.base import check_names, flag
+from hf_attn_dynamics.recipes.pictures import draw
 from hf_attn_dynamics.recipes.run import run_recipe
 
 
@@ -207,7 +208,7 @@ def main(args: FaithfulnessArguments) -> dict:
         ranked = {row["method"].replace("_", " "): results[row["method"]] for row in rows}
         title = f"{args.model}, {len(texts)} texts"
         args.summary_path.parent.mkdir(parents=True, exist_ok=True)
-        plot_faithfulness(ranked, args.summary_path.parent / "faithfulness.png", title)
+        draw(plot_faithfulness, args.summary_path.parent / "faithfulness.png", ranked, title=title)
     tokens = sum(map(len, encoded)) / len(encoded)
     return write_summary(args, {"rows": rows, "left_out": left_out, "texts": len(texts), "tokens": tokens})
 

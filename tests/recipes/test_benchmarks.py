@@ -150,6 +150,7 @@ def test_attributions_are_ranked_by_their_faithfulness(kind, tmp_path, capsys):
     assert all(row["seconds"] > 0 for row in summary["rows"])
     assert summary["texts"] == 3
     assert (tmp_path / "out" / "faithfulness.png").is_file()
+    assert (tmp_path / "out" / "faithfulness.plot.json").is_file()
     assert "attn_lrp: gap" in capsys.readouterr().out
 
 
