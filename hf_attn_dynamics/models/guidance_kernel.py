@@ -35,7 +35,7 @@ def use_triton(kernel: str, agrees: Callable[[torch.device, torch.dtype, int], b
     Args:
         kernel (`str`): One of `GUIDANCE_KERNELS`. `auto` takes Triton on GPUs where it is installed, compiles, and
             agrees with the blocks on a small example.
-        agrees (callable): Whether it does, for a device, precision and size of vectors.
+        agrees (callable): Whether it does, for a device, a precision, and the largest size of the vectors.
         vectors (`torch.Tensor` of shape `(…, size)`): Queries, of the student first if there is a teacher.
 
     Raises:
@@ -46,7 +46,7 @@ def use_triton(kernel: str, agrees: Callable[[torch.device, torch.dtype, int], b
         return False
     reason = next(filter(None, map(why_not_triton, vectors)), None)
     if kernel == "auto":
-        return reason is None and agrees(own.device, own.dtype, own.shape[-1])
+        return reason is None and agrees(own.device, own.dtype, max(one.shape[-1] for one in vectors))
     if reason is not None:
         raise ValueError(f"guidance_kernel='triton', but {reason}; set it to 'auto' or 'blocks'.")
     return True

@@ -6,7 +6,6 @@ Value and gradient are exact, and no attention matrix is stored: the forward pas
 in Triton over tiles (`guidance_kernel`).
 """
 
-import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -17,9 +16,6 @@ from .block_sizes import BLOCK_ELEMENTS, elements_on
 from .guidance_kernel import is_as_exact, kernel_guidance, use_triton
 from .guidance_settings import LOSSES
 from .guidance_targets import LayerTargets
-
-
-logger = logging.getLogger(__name__)
 
 
 def _guidance_blocks(
