@@ -48,6 +48,7 @@ def results():
         ),
         had.Faithfulness(vector, vector, vector, 3),
         had.TokenDecomposition(offsets[None], offsets, table),
+        had.EncoderDecoderContribution(offsets[None], offsets[None]),
         AttributionFindings(
             "encoder",
             {"local": had.MapCorrelation(SCORES, SCORES, SCORES, SCORES)},

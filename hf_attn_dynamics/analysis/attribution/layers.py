@@ -11,9 +11,9 @@ cross-attention, the summands are those of the tokens of the source and the resi
 2022b).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from ...models.head_roles import HeadLayer, locate_heads
 from ..model_parts import block_of
 from ..model_views import ModelView
+from ..results import Result
 from ..running import is_seq2seq, reader_of, unwrapped
 from .across_layers import POST_NORM_NAMES, LayerNormAt, is_post_norm, save_states, state_of
 from .local import gated_output
@@ -77,7 +78,8 @@ def layer_contribution(
     return table
 
 
-class EncoderDecoderContribution(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class EncoderDecoderContribution(Result):
     """Contributions to the positions of a decoder, see [`encoder_decoder_contribution`].
 
     Args:
@@ -87,6 +89,15 @@ class EncoderDecoderContribution(NamedTuple):
 
     source: torch.Tensor
     target: torch.Tensor
+
+    columns = ["text", "position", "side", "token", "contribution"]
+
+    def records(self) -> Iterator[tuple]:
+        """Rows of the table, see `columns`: contributions to the last layer."""
+        for text, (source, target) in enumerate(zip(self.source[-1].tolist(), self.target[-1].tolist())):
+            for position, sides in enumerate(zip(source, target)):
+                for side, row in zip(("source", "target"), sides):
+                    yield from ((text, position, side, token, value) for token, value in enumerate(row))
 
 
 def encoder_decoder_contribution(
@@ -118,8 +129,9 @@ def encoder_decoder_contribution(
         >>> sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "vocab_size": 50}
         >>> model = BartModel(BartConfig(**sizes, encoder_attention_heads=2, decoder_attention_heads=2))
         >>> batch = {"input_ids": torch.tensor([[5, 7, 8]]), "decoder_input_ids": torch.tensor([[2, 9]])}
-        >>> source, target = encoder_decoder_contribution(model, batch)
-        >>> source.shape, target.shape, (source.sum(-1) + target.sum(-1)).round(decimals=4).unique().tolist()
+        >>> found = encoder_decoder_contribution(model, batch)
+        >>> totals = found.source.sum(-1) + found.target.sum(-1)
+        >>> found.source.shape, found.target.shape, totals.round(decimals=4).unique().tolist()
         (torch.Size([2, 1, 2, 3]), torch.Size([2, 1, 2, 2]), [1.0])
     """
     if not is_seq2seq(unwrapped(model)):

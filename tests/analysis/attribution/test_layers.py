@@ -268,7 +268,8 @@ def test_source_and_target_sum_to_one_without_regard_to_padding(name):
         alone = encoder_decoder_contribution(
             model, {"input_ids": torch.tensor([ids]), "decoder_input_ids": torch.tensor([words])}
         )
-        for own, single, keys in zip(together, alone, (len(ids), len(words))):
+        pairs = (together.source, alone.source, len(ids)), (together.target, alone.target, len(words))
+        for own, single, keys in pairs:
             torch.testing.assert_close(own[:, number, : len(words), :keys], single[:, 0], rtol=1e-5, atol=1e-7)
             assert (own[:, number, len(words) :] == 0).all()
             assert (own[:, number, :, keys:] == 0).all()
@@ -282,9 +283,12 @@ def test_without_heads_on_the_source_all_comes_from_the_target():
     cross = [layer for layer in locate_heads(model) if layer.site.kind == "cross"]
     prune_heads(model, {"cross": {layer.site.layer: range(layer.num_heads) for layer in cross}})
     batch = {"input_ids": torch.tensor([[5, 9, 7]]), "labels": torch.tensor([[7, 9, 0]])}
-    source, target = encoder_decoder_contribution(model, batch)
-    assert (source == 0).all()
-    torch.testing.assert_close(target.sum(-1), torch.ones_like(target[..., 0]))
+    found = encoder_decoder_contribution(model, batch)
+    assert (found.source == 0).all()
+    torch.testing.assert_close(found.target.sum(-1), torch.ones_like(found.target[..., 0]))
+    rows = list(found.records())
+    assert len(rows) == 3 * (3 + 3)
+    assert rows[3] == (0, 0, "target", 0, pytest.approx(1.0))
 
 
 def test_a_model_without_a_decoder_is_named():
